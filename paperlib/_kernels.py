@@ -1,0 +1,393 @@
+"""The compiled loops of `dirichlet`: passes over an ensemble, special functions, and the solvers of each input.
+
+Everything here works on C-contiguous float arrays and trusts its caller. A pass reports whether the ensemble
+looked wrong; naming what is wrong is left to the caller.
+
+Notation: `log_mean` is the mean over members of log p_k (the logarithm of the geometric mean), and `excess` is
+the arithmetic minus the geometric mean of p_k. Both stay accurate when the members are nearly equal, because
+`excess` is summed from phi(d) = exp(d) - 1 - d, which is never negative, and not from a difference.
+"""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+# Elements of a block of inputs: the running sums and one member's share of them stay in the L1/L2 cache.
+BLOCK = 2048
+# Elements of a block over all members, for a pass that reads the block twice.
+BLOCK_ALL_MEMBERS = 32768
+
+EULER = 0.5772156649015329
+LOG2_E = 1.4426950408889634
+LN2_HIGH = 0.6931471803691238  # the leading bits of ln 2: n * LN2_HIGH is exact for the n that occur
+LN2_LOW = 1.9082149292705877e-10
+ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to an integer, held in the low bits
+# Geometric means below exp(LOWEST) count as zero: their excess is the arithmetic mean itself.
+LOWEST = -700.0
+SERIES_FROM = 10.0  # the asymptotic series below are exact to float64 from here on
+
+NEWTON_LIMIT = 60
+NEWTON_TOLERANCE = 1e-9  # of the last relative step; the convergence is quadratic, so the error is far below
+LARGEST_STEP = 3.0  # in log alpha
+
+
+def compiled(**options):
+    """Numba's njit with its disk cache where there is a writable folder for it, without it elsewhere."""
+
+    def decorate(function):
+        try:
+            return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        except RuntimeError:
+            return njit(nogil=True, error_model="numpy", **options)(function)
+
+    return decorate
+
+
+@intrinsic
+def _bits(context, value):
+    def cast(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), cast
+
+
+@intrinsic
+def _from_bits(context, value):
+    def cast(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), cast
+
+
+# ---------------------------------------------------------------------------------- passes over an ensemble
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def _sums_off(rows, tolerance):
+    """Whether any row does not sum to 1 (a NaN never does)."""
+    off = False
+    for r in range(rows.shape[0]):
+        total = 0.0
+        for k in range(rows.shape[1]):
+            total += rows[r, k]
+        if not (abs(total - 1.0) <= tolerance):
+            off = True
+    return off
+
+
+@compiled(fastmath={"contract"})
+def _add_four(a, b, c, d, shift, first, second):
+    """Add four members to the shifted sums and return the OR of their bits: negative if any value is."""
+    bits = np.int64(0)
+    for i in range(shift.size):
+        w, x, y, z = np.float64(a[i]), np.float64(b[i]), np.float64(c[i]), np.float64(d[i])
+        bits |= _bits(w) | _bits(x) | _bits(y) | _bits(z)
+        w -= shift[i]
+        x -= shift[i]
+        y -= shift[i]
+        z -= shift[i]
+        first[i] += (w + x) + (y + z)
+        second[i] += (w * w + x * x) + (y * y + z * z)
+    return bits
+
+
+@compiled(fastmath={"contract"})
+def _add_one(a, shift, first, second):
+    bits = np.int64(0)
+    for i in range(shift.size):
+        x = np.float64(a[i])
+        bits |= _bits(x)
+        x -= shift[i]
+        first[i] += x
+        second[i] += x * x
+    return bits
+
+
+@compiled()
+def moments(probs, tolerance, mean, squares):
+    """Fill mean (N, K) and squares, the sums of squared deviations, from probs (M, N, K); True if they look bad.
+
+    The sums are shifted by the first member, so they lose at most about log10(M) digits.
+    """
+    members, inputs, classes = probs.shape
+    flat = probs.reshape(members, inputs * classes)
+    flat_mean, flat_squares = mean.reshape(-1), squares.reshape(-1)
+    step = max(1, BLOCK // classes) * classes
+    buffers = np.empty((3, step))
+    bits, off = np.int64(0), False
+    for lo in range(0, flat.shape[1], step):
+        hi = min(lo + step, flat.shape[1])
+        shift, first, second = buffers[0, : hi - lo], buffers[1, : hi - lo], buffers[2, : hi - lo]
+        for i in range(hi - lo):
+            shift[i] = flat[0, lo + i]
+            first[i] = 0.0
+            second[i] = 0.0
+        m = 0
+        while m < members:
+            group = 4 if m + 4 <= members else 1
+            if group == 4:
+                bits |= _add_four(
+                    flat[m, lo:hi], flat[m + 1, lo:hi], flat[m + 2, lo:hi], flat[m + 3, lo:hi], shift, first, second
+                )
+            else:
+                bits |= _add_one(flat[m, lo:hi], shift, first, second)
+            for j in range(m, m + group):
+                off |= _sums_off(flat[j, lo:hi].reshape(-1, classes), tolerance)
+            m += group
+        for i in range(hi - lo):
+            offset = first[i] / members
+            flat_mean[lo + i] = shift[i] + offset
+            flat_squares[lo + i] = max(0.0, second[i] - first[i] * offset)
+    return off or bits < 0
+
+
+@compiled(fastmath={"contract"})
+def _phi_terms(log_probs, centre, scale, excess, probs):
+    """probs = exp(log_probs), and excess += scale * phi(log_probs - centre), where scale = exp(centre).
+
+    With d = n ln 2 + r, exp(d) - 1 - d is put together so that for n = 0 nothing but phi(r) = r^2 P(r) is left.
+    """
+    for i in range(centre.size):
+        d = max(np.float64(log_probs[i]) - centre[i], -1e250)
+        shifted = max(d, -708.0) * LOG2_E + ROUND
+        n = shifted - ROUND
+        r = (max(d, -708.0) - n * LN2_HIGH) - n * LN2_LOW
+        phi = (r * r) * _phi_series(r)
+        grown = scale[i] * _from_bits((_bits(shifted) + 1023) << 52)
+        probs[i] = grown + grown * (r + phi)
+        excess[i] += grown * phi + ((grown - scale[i]) * (1.0 + r) + scale[i] * (r - d))
+
+
+@compiled(fastmath={"contract"})
+def _phi_series(r):
+    """(exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2."""
+    high = 1 / 39916800 + r * (1 / 479001600 + r * (1 / 6227020800))
+    middle = 1 / 5040 + r * (1 / 40320 + r * (1 / 362880 + r * (1 / 3628800 + r * high)))
+    return 1 / 2 + r * (1 / 6 + r * (1 / 24 + r * (1 / 120 + r * (1 / 720 + r * middle))))
+
+
+@compiled()
+def log_moments(log_probs, tolerance, log_mean, excess):
+    """Fill log_mean and excess (N, K) from log_probs (M, N, K); True if they look bad.
+
+    Each block is read twice, the second time from the cache: its mean must be known first.
+    """
+    members, inputs, classes = log_probs.shape
+    flat = log_probs.reshape(members, inputs * classes)
+    flat_mean, flat_excess = log_mean.reshape(-1), excess.reshape(-1)
+    rows = min(BLOCK // classes, BLOCK_ALL_MEMBERS // (members * classes))
+    step = max(1, rows) * classes
+    buffers = np.empty((4, step))
+    off = False
+    for lo in range(0, flat.shape[1], step):
+        hi = min(lo + step, flat.shape[1])
+        centre, scale = buffers[0, : hi - lo], buffers[1, : hi - lo]
+        total, probs = buffers[2, : hi - lo], buffers[3, : hi - lo]
+        centre[:] = 0.0
+        for m in range(members):
+            member = flat[m, lo:hi]
+            for i in range(hi - lo):
+                centre[i] += member[i]
+        for i in range(hi - lo):
+            flat_mean[lo + i] = centre[i] / members
+            centre[i] = max(flat_mean[lo + i], LOWEST)
+            scale[i] = math.exp(centre[i])
+            total[i] = 0.0
+        for m in range(members):
+            _phi_terms(flat[m, lo:hi], centre, scale, total, probs)
+            off |= _sums_off(probs.reshape(-1, classes), tolerance)
+        for i in range(hi - lo):
+            flat_excess[lo + i] = max(0.0, total[i] / members)
+    return off
+
+
+@compiled()
+def _exp_phi(centre, d):
+    """exp(centre) * phi(d) without overflow; the limit exp(centre + d) where centre is -inf."""
+    if centre == -math.inf:
+        return 0.0
+    if abs(d) > 0.3:
+        return math.exp(centre + d) - math.exp(centre) * (1.0 + d)
+    return math.exp(centre) * (d * d) * _phi_series(d)
+
+
+@compiled()
+def merge_log_moments(log_mean, excess, weight, other_log_mean, other_excess, other_weight):
+    """Merge the statistics of other members, in place; the weights are the shares of the members and sum to 1."""
+    for i in range(log_mean.size):
+        a, b = log_mean[i], other_log_mean[i]
+        gap = weight * excess[i] + other_weight * other_excess[i]
+        if a == -math.inf or b == -math.inf:
+            excess[i] = gap + weight * math.exp(a) + other_weight * math.exp(b)
+            log_mean[i] = -math.inf
+        else:
+            mean = a + other_weight * (b - a)
+            left, right = _exp_phi(mean, -other_weight * (b - a)), _exp_phi(mean, weight * (b - a))
+            excess[i] = gap + weight * left + other_weight * right
+            log_mean[i] = mean
+
+
+# --------------------------------------------------------------------------------------- special functions
+
+
+@compiled()
+def _chi_tau(x):
+    """chi = log x - digamma(x) and tau = x trigamma(x) - 1, both positive, without cancellation for large x."""
+    reciprocals, squares, start = 0.0, 0.0, x
+    while x < SERIES_FROM:
+        inverse = 1.0 / x
+        reciprocals += inverse
+        squares += inverse * inverse
+        x += 1.0
+    u = 1.0 / x
+    v = u * u
+    chi = u * 0.5 + v * (
+        1 / 12
+        - v * (1 / 120 - v * (1 / 252 - v * (1 / 240 - v * (1 / 132 - v * (691 / 32760 - v * (1 / 12))))))
+    )
+    tau = u * 0.5 + v * (
+        1 / 6 - v * (1 / 30 - v * (1 / 42 - v * (1 / 30 - v * (5 / 66 - v * (691 / 2730 - v * (7 / 6))))))
+    )
+    if start < SERIES_FROM:
+        chi = (chi + math.log(start / x)) + reciprocals
+        tau = start * ((1.0 + tau) / x + squares) - 1.0
+    return chi, tau
+
+
+@compiled()
+def digamma(x):
+    """Digamma of x > 0; -inf at 0."""
+    if x == 0.0:
+        return -math.inf
+    return math.log(x) - _chi_tau(x)[0]
+
+
+@compiled()
+def inverse_digamma(y):
+    """The x > 0 with digamma(x) = y: Minka's start, then Newton in log x."""
+    if y > 40.0:  # digamma(x) = log(x - 1/2) + O(x^-2)
+        return math.exp(y) + 0.5
+    if y == -math.inf:
+        return 0.0
+    x = math.exp(y) + 0.5 if y >= -2.22 else -1.0 / (y + EULER)
+    for _ in range(8):
+        chi, tau = _chi_tau(x)
+        change = (y + chi - math.log(x)) / (1.0 + tau)
+        x *= math.exp(change)
+        if abs(change) < 1e-8:
+            break
+    return x
+
+
+@compiled()
+def inverse_digamma_all(y, x):
+    for i in range(y.size):
+        x[i] = inverse_digamma(y[i])
+
+
+# ------------------------------------------------------------------------------------------------- solvers
+
+
+@compiled()
+def fixed_point(log_mean, iterations, tolerance, alpha, converged, steps, gradient_norm):
+    """Algorithm 2 for each input, in place: alpha holds the start and then the result."""
+    inputs, classes = alpha.shape
+    for n in range(inputs):
+        total = 0.0
+        for k in range(classes):
+            total += alpha[n, k]
+        while steps[n] < iterations and not converged[n]:
+            level = digamma(total)
+            change, size, total = 0.0, 0.0, 0.0
+            for k in range(classes):
+                new = inverse_digamma(level + log_mean[n, k])
+                change += (new - alpha[n, k]) ** 2
+                size += alpha[n, k] ** 2
+                total += new
+                alpha[n, k] = new
+            steps[n] += 1
+            converged[n] = math.sqrt(change) < tolerance * math.sqrt(size)
+        level, squared = digamma(total), 0.0
+        for k in range(classes):
+            if alpha[n, k] > 0.0:
+                squared += (level + log_mean[n, k] - digamma(alpha[n, k])) ** 2
+        gradient_norm[n] = math.sqrt(squared)
+
+
+@compiled()
+def maximum_likelihood(log_weight, gap, alpha, converged, steps, gradient_norm, sensitivity):
+    """The converged maximum for each input whose gap is positive; the others are left alone.
+
+    log_weight (N, K) is log w_k with sum_k w_k = 1 (-inf: the class is left out and gets alpha_k = 0) and gap (N,)
+    is D > 0, so that the mean of log p_k is log w_k - D. With alpha_k = s w_k exp(e_k) the likelihood equations are
+        F_k = e_k - chi(alpha_k) + chi(s) + D = 0    and    F_0 = sum_k w_k (exp(e_k) - 1) = 0,
+    in which no term is larger than the answer needs, however large s is. Newton's step for (log s, e) has an arrow
+    matrix: e_k is eliminated class by class, and what remains is one equation H(log s) = 0. Since H + D behaves
+    like (K - 1) / (2 s) it is solved as log(H + D) = log D. Classes with alpha_k < 1 hold log alpha_k in place of
+    e_k, and F_k = digamma(alpha_k) - digamma(s) - mean log p_k.
+    """
+    inputs, classes = alpha.shape
+    used = np.empty(classes, np.int64)
+    log_w, w, a, e = np.empty(classes), np.empty(classes), np.empty(classes), np.empty(classes)
+    residual, slope, tail = np.empty(classes), np.empty(classes), np.empty(classes)
+    large = np.empty(classes, np.bool_)
+    for n in range(inputs):
+        if not gap[n] > 0.0:
+            continue
+        d = gap[n]
+        count = 0
+        for k in range(classes):
+            if log_weight[n, k] > -math.inf:
+                used[count] = k
+                log_w[count] = log_weight[n, k]
+                w[count] = math.exp(log_weight[n, k])
+                count += 1
+        s = (count - 1) / (2.0 * d)
+        chi_s, tau_s = _chi_tau(s)
+        level = math.log(s) - chi_s - d
+        for j in range(count):
+            y = level + log_w[j]
+            a[j] = math.exp(y) + 0.5 if y >= -2.22 else -1.0 / (y + EULER)
+            large[j] = a[j] >= 1.0
+            e[j] = math.log(a[j] / s) - log_w[j]
+
+        while steps[n] < NEWTON_LIMIT and not converged[n]:
+            steps[n] += 1
+            log_s = math.log(s)
+            total, pull, decrease, per_slope, squared = 0.0, 0.0, 0.0, 0.0, 0.0
+            for j in range(count):
+                chi, tau = _chi_tau(a[j])
+                slope[j] = 1.0 + tau
+                tail[j] = tau - tau_s
+                if large[j]:
+                    residual[j] = (e[j] - chi) + (chi_s + d)
+                    total += w[j] * math.expm1(e[j])
+                else:
+                    residual[j] = ((math.log(a[j]) - chi) - (log_s - chi_s)) - (log_w[j] - d)
+                    total += a[j] / s - w[j]
+                share = a[j] / s / slope[j]
+                pull += share * residual[j]
+                decrease += share * tail[j]
+                per_slope += share
+                squared += residual[j] * residual[j]
+            h = max(math.log1p(max(total, -0.9)) - pull / (1.0 + max(total, -0.9)), -0.9 * d)
+            decrease /= 1.0 + max(total, -0.9)
+            step = math.log1p(h / d) * (d + h) / decrease
+            step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+            largest = abs(step)
+            for j in range(count):
+                change = -(residual[j] + tail[j] * step) / slope[j]
+                change = min(max(change, -LARGEST_STEP), LARGEST_STEP)
+                e[j] += change
+                a[j] *= math.exp(change + step)
+                largest = max(largest, abs(change + step))
+            s *= math.exp(step)
+            chi_s, tau_s = _chi_tau(s)
+            converged[n] = largest < NEWTON_TOLERANCE
+            gradient_norm[n] = math.sqrt(squared)
+            sensitivity[n] = per_slope / decrease
+        for j in range(count):
+            alpha[n, used[j]] = a[j]
