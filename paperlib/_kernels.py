@@ -30,8 +30,20 @@ LOWEST = -700.0
 SERIES_FROM = 10.0  # the asymptotic series below are exact to float64 from here on
 
 NEWTON_LIMIT = 60
-NEWTON_TOLERANCE = 1e-9  # of the last relative step; the convergence is quadratic, so the error is far below
+NEWTON_TOLERANCE = (
+    1e-7  # of the last relative step; the convergence is quadratic, so the error is near its square
+)
 LARGEST_STEP = 3.0  # in log alpha
+SENSITIVITY_LIMIT = 1e-9
+EPSILON = 2.220446049250313e-16
+
+# What alpha_0 is set to where the members determine none: beyond the spread that float64 can show, and next to 0.
+MAX_ALPHA0 = 1e30
+MIN_ALPHA0 = 1e-6
+ROUNDING_SPACINGS = 4.0  # a spread within this many spacings of the numbers is rounding
+
+MEAN, MEDIAN, GEOMETRIC, TRACE = 0, 1, 2, 3
+NO_SPREAD, OVERDISPERSED, CONSTANT_CLASS, ZERO_CLASS, UNDERFLOW, CLIPPED, SENSITIVE = 1, 2, 4, 8, 16, 32, 64
 
 
 def compiled(**options):
@@ -130,7 +142,13 @@ def moments(probs, tolerance, mean, squares):
             group = 4 if m + 4 <= members else 1
             if group == 4:
                 bits |= _add_four(
-                    flat[m, lo:hi], flat[m + 1, lo:hi], flat[m + 2, lo:hi], flat[m + 3, lo:hi], shift, first, second
+                    flat[m, lo:hi],
+                    flat[m + 1, lo:hi],
+                    flat[m + 2, lo:hi],
+                    flat[m + 3, lo:hi],
+                    shift,
+                    first,
+                    second,
                 )
             else:
                 bits |= _add_one(flat[m, lo:hi], shift, first, second)
@@ -193,6 +211,7 @@ def log_moments(log_probs, tolerance, log_mean, excess):
                 centre[i] += member[i]
         for i in range(hi - lo):
             flat_mean[lo + i] = centre[i] / members
+            off |= not (flat_mean[lo + i] <= tolerance)
             centre[i] = max(flat_mean[lo + i], LOWEST)
             scale[i] = math.exp(centre[i])
             total[i] = 0.0
@@ -318,76 +337,166 @@ def fixed_point(log_mean, iterations, tolerance, alpha, converged, steps, gradie
 
 
 @compiled()
-def maximum_likelihood(log_weight, gap, alpha, converged, steps, gradient_norm, sensitivity):
-    """The converged maximum for each input whose gap is positive; the others are left alone.
+def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, flags):
+    """Algorithm 1 from the moments: alpha (N, K) and flags for each input.
 
-    log_weight (N, K) is log w_k with sum_k w_k = 1 (-inf: the class is left out and gets alpha_k = 0) and gap (N,)
-    is D > 0, so that the mean of log p_k is log w_k - D. With alpha_k = s w_k exp(e_k) the likelihood equations are
+    epsilon and smallest describe the spacing of the numbers the probabilities came in: a standard deviation within
+    a few spacings is rounding, not spread.
+    """
+    inputs, classes = mean.shape
+    estimates = np.empty(classes)
+    for n in range(inputs):
+        valid, flat, summed, numerator, spread = 0, 0, 0.0, 0.0, 0.0
+        for k in range(classes):
+            mu, variance = mean[n, k], squares[n, k] / (members - 1)
+            numerator += mu * (1.0 - mu)
+            spread += variance
+            if mu == 0.0:
+                flags[n] |= ZERO_CLASS
+                flat += 1
+                continue
+            if variance <= (ROUNDING_SPACINGS * max(epsilon * mu, smallest)) ** 2:
+                flags[n] |= CONSTANT_CLASS
+                flat += 1
+                continue
+            estimate = mu * (1.0 - mu) / variance - 1.0
+            if estimate > 0.0:
+                estimates[valid] = estimate
+                summed += math.log(estimate) if aggregate == GEOMETRIC else estimate
+                valid += 1
+        if flat == classes:
+            total = MAX_ALPHA0
+        elif aggregate == TRACE:
+            total = numerator / spread - 1.0
+        elif valid == 0:
+            total = 0.0
+        elif aggregate == MEDIAN:
+            total = np.median(estimates[:valid])
+        elif aggregate == GEOMETRIC:
+            total = math.exp(summed / valid)
+        else:
+            total = summed / valid
+        if total >= MAX_ALPHA0:
+            flags[n] |= NO_SPREAD
+            total = MAX_ALPHA0
+        elif total <= 0.0:
+            flags[n] |= OVERDISPERSED
+            total = MIN_ALPHA0
+        for k in range(classes):
+            alpha[n, k] = mean[n, k] * total
+
+
+@compiled()
+def maximum_likelihood(log_mean, excess, epsilon, alpha, flags, converged, steps, gradient_norm):
+    """The converged maximum-likelihood alpha of each input, with what is known about it.
+
+    Let w_k be exp(log_mean_k) made to sum to 1, and D > 0 the gap by which the geometric means fall short of the
+    arithmetic ones, so that the mean of log p_k is log w_k - D. With alpha_k = s w_k exp(e_k), chi = log - digamma,
+    the likelihood equations are
         F_k = e_k - chi(alpha_k) + chi(s) + D = 0    and    F_0 = sum_k w_k (exp(e_k) - 1) = 0,
-    in which no term is larger than the answer needs, however large s is. Newton's step for (log s, e) has an arrow
-    matrix: e_k is eliminated class by class, and what remains is one equation H(log s) = 0. Since H + D behaves
-    like (K - 1) / (2 s) it is solved as log(H + D) = log D. Classes with alpha_k < 1 hold log alpha_k in place of
-    e_k, and F_k = digamma(alpha_k) - digamma(s) - mean log p_k.
+    in which nothing cancels, however large s is. Newton's step for (log s, e) has an arrow matrix: each e_k is
+    eliminated, and what remains is one equation H(log s) = 0. Since H + D falls like (K - 1) / (2 s), it is solved
+    as log(H + D) = log D. For classes with alpha_k < 1, whose e_k is large, alpha_k itself is carried, and
+    F_k = digamma(alpha_k) - digamma(s) - mean log p_k.
     """
     inputs, classes = alpha.shape
-    used = np.empty(classes, np.int64)
+    used, large = np.empty(classes, np.int64), np.empty(classes, np.bool_)
     log_w, w, a, e = np.empty(classes), np.empty(classes), np.empty(classes), np.empty(classes)
     residual, slope, tail = np.empty(classes), np.empty(classes), np.empty(classes)
-    large = np.empty(classes, np.bool_)
     for n in range(inputs):
-        if not gap[n] > 0.0:
-            continue
-        d = gap[n]
-        count = 0
+        top, count, spread, arithmetic = -math.inf, 0, False, 0.0
         for k in range(classes):
-            if log_weight[n, k] > -math.inf:
+            alpha[n, k] = 0.0
+            arithmetic += excess[n, k]
+            if log_mean[n, k] > -math.inf:
                 used[count] = k
-                log_w[count] = log_weight[n, k]
-                w[count] = math.exp(log_weight[n, k])
+                log_w[count] = log_mean[n, k]
+                top = max(top, log_mean[n, k])
                 count += 1
+            else:
+                flags[n] |= UNDERFLOW
+                spread |= excess[n, k] > 0.0
+        if count == 0:
+            for k in range(classes):
+                alpha[n, k] = MIN_ALPHA0 / classes
+            continue
+
+        others, past_top = 0.0, False
+        for j in range(count):
+            w[j] = math.exp(log_w[j] - top)
+            noise = ROUNDING_SPACINGS * epsilon * (1.0 - log_w[j])
+            spread |= excess[n, used[j]] > 0.5 * w[j] * math.exp(top) * noise * noise
+            if log_w[j] == top and not past_top:
+                past_top = True
+            else:
+                others += w[j]
+        log_others = math.log1p(others)
+        geometric = math.exp(top) * (1.0 + others)
+        if geometric > arithmetic:
+            d = math.log1p(arithmetic / geometric)
+        else:
+            d = math.log(geometric + arithmetic) - top - log_others
+        for j in range(count):
+            log_w[j] = (log_w[j] - top) - log_others
+            w[j] /= 1.0 + others
+
+        bounded = spread and count > 1 and (count - 1) / (2.0 * d) < MAX_ALPHA0
+        if not bounded:
+            total = MIN_ALPHA0 if spread and count == 1 else MAX_ALPHA0
+            if total == MAX_ALPHA0:
+                flags[n] |= NO_SPREAD
+            for j in range(count):
+                alpha[n, used[j]] = w[j] * total
+            continue
+
         s = (count - 1) / (2.0 * d)
         chi_s, tau_s = _chi_tau(s)
-        level = math.log(s) - chi_s - d
         for j in range(count):
-            y = level + log_w[j]
+            y = (math.log(s) - chi_s) + (log_w[j] - d)
             a[j] = math.exp(y) + 0.5 if y >= -2.22 else -1.0 / (y + EULER)
             large[j] = a[j] >= 1.0
             e[j] = math.log(a[j] / s) - log_w[j]
-
-        while steps[n] < NEWTON_LIMIT and not converged[n]:
-            steps[n] += 1
+        last_step, sensitivity = math.inf, 0.0
+        while True:
             log_s = math.log(s)
-            total, pull, decrease, per_slope, squared = 0.0, 0.0, 0.0, 0.0, 0.0
+            balance, pull, decrease, response, squared = 0.0, 0.0, 0.0, 0.0, 0.0
             for j in range(count):
                 chi, tau = _chi_tau(a[j])
                 slope[j] = 1.0 + tau
                 tail[j] = tau - tau_s
                 if large[j]:
                     residual[j] = (e[j] - chi) + (chi_s + d)
-                    total += w[j] * math.expm1(e[j])
+                    balance += w[j] * math.expm1(e[j])
                 else:
                     residual[j] = ((math.log(a[j]) - chi) - (log_s - chi_s)) - (log_w[j] - d)
-                    total += a[j] / s - w[j]
+                    balance += a[j] / s - w[j]
                 share = a[j] / s / slope[j]
                 pull += share * residual[j]
                 decrease += share * tail[j]
-                per_slope += share
+                response += share
                 squared += residual[j] * residual[j]
-            h = max(math.log1p(max(total, -0.9)) - pull / (1.0 + max(total, -0.9)), -0.9 * d)
-            decrease /= 1.0 + max(total, -0.9)
-            step = math.log1p(h / d) * (d + h) / decrease
+            gradient_norm[n] = math.sqrt(squared)
+            sensitivity = response / decrease
+            converged[n] = last_step < NEWTON_TOLERANCE
+            if converged[n] or steps[n] == NEWTON_LIMIT:
+                break
+            balance = max(balance, -0.9)
+            h = max(math.log1p(balance) - pull / (1.0 + balance), -0.9 * d)
+            step = math.log1p(h / d) * (d + h) * (1.0 + balance) / decrease
             step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
-            largest = abs(step)
+            last_step = abs(step)
             for j in range(count):
                 change = -(residual[j] + tail[j] * step) / slope[j]
                 change = min(max(change, -LARGEST_STEP), LARGEST_STEP)
                 e[j] += change
                 a[j] *= math.exp(change + step)
-                largest = max(largest, abs(change + step))
+                last_step = max(last_step, abs(change + step))
             s *= math.exp(step)
             chi_s, tau_s = _chi_tau(s)
-            converged[n] = largest < NEWTON_TOLERANCE
-            gradient_norm[n] = math.sqrt(squared)
-            sensitivity[n] = per_slope / decrease
+            steps[n] += 1
+        if sensitivity * EPSILON > SENSITIVITY_LIMIT:
+            flags[n] |= SENSITIVE
         for j in range(count):
             alpha[n, used[j]] = a[j]
+        if count < classes:
+            converged[n] = False

@@ -63,9 +63,11 @@ def same_length(expected, found, expected_name, name):
 
 
 def finite_tensor(tensor, name, axes):
-    """Smallest value of a torch tensor that has one axis for each name in axes, is not empty and is finite."""
+    """Smallest value of a torch tensor: one axis for each name in axes, not empty, every value finite."""
     if tensor.ndim != len(axes):
-        raise ValueError(f"{name} must have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"{name} must have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(tensor.shape)}"
+        )
     if tensor.numel() == 0:
         raise ValueError(f"{name} is empty: shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
@@ -75,3 +77,10 @@ def finite_tensor(tensor, name, axes):
         values = tensor.detach().double().cpu().numpy()
         first_bad(~np.isfinite(values), values, name, "is not finite")
     return smallest
+
+
+def inside(value, name, low, high):
+    """Value as a float strictly between low and high."""
+    if not low < value < high:
+        raise ValueError(f"{name} must lie strictly between {low} and {high}, got {value}")
+    return float(value)

@@ -87,27 +87,34 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything that determines one trained model. What a recipe does not use is None and cannot change it."""
+class InputSpec:
+    """What a network is fed; the same for all models of a dataset, so that it is loaded once."""
 
     dataset: str
-    run: str
-    recipe: str
-    seed: int
-    network: str
-    pretrained: bool
-    image_size: int
-    views: tuple | None
     subset: int | None
     source_size: int | None
     split: Split
+    network: str
+    image_size: int
+    views: tuple | None
+    augment: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that determines one trained model. What a recipe does not use is None and cannot change it."""
+
+    inputs: InputSpec
+    run: str
+    recipe: str
+    seed: int
+    pretrained: bool
     epochs: int
     batch_size: int
     lr_backbone: float
     lr_head: float
     weight_decay: float
     keep: str
-    augment: bool
     kl_schedule: str | None
     lambda0: float | None
     lambda_ev: float | None
@@ -118,7 +125,7 @@ class Job:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self):
-        return f"{self.dataset}/{self.run}/seed {self.seed}"
+        return f"{self.inputs.dataset}/{self.run}/seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -167,36 +174,39 @@ class Scale:
                 f"{dataset} has no run {run!r} at scale {self.scale}; it has: {', '.join(self.runs(dataset))}"
             )
         chosen, training = self.datasets[dataset], self.training
-        job = Job(
+        inputs = InputSpec(
             dataset=dataset,
-            run=run,
-            recipe=run,
-            seed=seed,
-            network=self.network,
-            pretrained=self.pretrained,
-            image_size=self.image_size,
-            views=self.views,
             subset=chosen.subset,
             source_size=chosen.source_size,
             split=self.split,
+            network=self.network,
+            image_size=self.image_size,
+            views=self.views,
+            augment=training.augment,
+        )
+        job = Job(
+            inputs=inputs,
+            run=run,
+            recipe=run,
+            seed=seed,
+            pretrained=self.pretrained,
             epochs=training.epochs_ce if run == "ce" else training.epochs_edl,
             batch_size=training.batch_size,
             lr_backbone=training.lr_backbone,
             lr_head=training.lr_head,
             weight_decay=training.weight_decay,
             keep=training.keep,
-            augment=training.augment,
             **asdict(self.losses),
         )
         if run.startswith(COLLAPSE):
             collapse = self.collapse
             job = replace(  # from random initialisation (D20), so one learning rate for the whole network
                 job,
+                inputs=replace(
+                    inputs, network=collapse.network, image_size=collapse.image_size, views=None
+                ),
                 recipe="mse_clamp",
-                network=collapse.network,
                 pretrained=False,
-                image_size=collapse.image_size,
-                views=None,
                 epochs=collapse.epochs,
                 lr_backbone=training.lr_head,
                 **collapse.runs[run.removeprefix(COLLAPSE)],

@@ -61,7 +61,7 @@ class DataError(ValueError):
     """Data that is missing, damaged or cannot be fetched; the message says which file and what to do."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """All images of a dataset, its published parts pooled."""
 
@@ -85,6 +85,11 @@ class Dataset:
         object.__setattr__(self, "labels", labels.astype(np.int64))
         if self.groups is not None:
             checks.same_length(count, len(self.groups), "images", "groups")
+
+    def __repr__(self):
+        size = " x ".join(map(str, self.images.shape[1:]))
+        checksum = "checksum verified" if self.verified else "no checksum"
+        return f"<{self.name}: {len(self.labels)} images of {size}; {self.source}, {checksum}>"
 
     @cached_property
     def digest(self):
@@ -535,7 +540,9 @@ def contact_sheet(dataset, path, per_class=8, classes_per_column=25, tile=48):
             pixels = dataset.images[chosen]
             image = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
             sheet.paste(image.resize((tile, tile)), (left + name_width + place * (tile + margin), top))
-    with _replacing(Path(path)) as temporary:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as temporary:
         sheet.save(temporary, format="PNG")
 
 
@@ -590,7 +597,8 @@ def normalise(images, mean, std):
             raise ValueError(f"{name} has {len(scale)} values for images of {images.shape[1]} channels")
     if not (scales[1] > 0).all():
         raise ValueError(f"std must be positive, got {std}")
-    return (images - scales[0].view(-1, 1, 1)).div_(scales[1].view(-1, 1, 1))
+    floats = images.to(torch.float32, copy=True)
+    return floats.sub_(scales[0].view(-1, 1, 1)).div_(scales[1].view(-1, 1, 1))
 
 
 def _check_batch(images):

