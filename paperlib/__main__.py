@@ -28,7 +28,16 @@ def main(arguments=None):
 
 def _is_for_the_user(error):
     """Errors whose message says what to do; anything else is a fault of ours and keeps its traceback."""
-    names = {"ConfigError", "RecordError", "DataError", "WeightsError", "DeviceError", "UsageError"}
+    names = {
+        "ConfigError",
+        "RecordError",
+        "DataError",
+        "WeightsError",
+        "DeviceError",
+        "UsageError",
+        "EnsembleError",
+        "PolicyError",
+    }
     return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
@@ -46,6 +55,10 @@ def _parser():
     _add_train(commands)
     _add_choose_weights(commands)
     _add_data(commands)
+    _add_notebook(commands)
+    _add_index(commands)
+    _add_fit(commands)
+    _add_apply(commands)
     return parser
 
 
@@ -59,11 +72,16 @@ def _add_run_options(parser):
     parser.add_argument("--scale", required=True, choices=config.SCALES, help="configuration config/SCALE.yaml")
     parser.add_argument(
         "--workers",
-        type=int,
-        default=os.cpu_count(),
-        help="one-thread processes that train side by side (default: one a core)",
+        type=_positive,
+        help="one-thread processes that train side by side (default: one a core; on a GPU models_per_gpu)",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N instead of the configuration's")
+
+
+def _positive(text):
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)
 
 
 # ------------------------------------------------------------------------------------------- train
@@ -119,7 +137,7 @@ def _train(options):
     print(f"{scale.scale}: {len(jobs)} models asked for, {skipped} there, {len(tasks)} to train", flush=True)
     for spec in dict.fromkeys(job.inputs for job in jobs):
         runs.write_split(scale.scale, spec)
-    failed = _run_with_progress(tasks, options.workers)
+    failed = _run_with_progress(tasks, _workers(options, scale, settings))
     if options.manifest and not failed:
         records.write_manifest(options.manifest, scale.scale, jobs)
     return EXIT_FAILED if failed else 0
@@ -135,7 +153,7 @@ def _selected_jobs(scale, options):
             scale.job(dataset, run, 0)  # likewise for the run
             seeds = _parse_seeds(options.seeds) if options.seeds else scale.seeds(dataset, run)
             jobs += [scale.job(dataset, run, seed) for seed in seeds]
-    return jobs
+    return list(dict.fromkeys(jobs))  # a dataset or run named twice is trained once
 
 
 def _parse_seeds(text):
@@ -149,6 +167,10 @@ def _parse_seeds(text):
     if not seeds:
         raise UsageError(f"--seeds {text!r} names no seed")
     return list(dict.fromkeys(seeds))
+
+
+def _workers(options, scale, settings):
+    return options.workers or (os.cpu_count() if settings.device == "cpu" else scale.hardware.models_per_gpu)
 
 
 def _run_with_progress(tasks, workers):
@@ -203,7 +225,7 @@ def _choose_weights(options):
     settings = runs.settings_for(scale.hardware, options.device)
     tasks = weights.missing_tasks(scale, settings)
     print(f"{scale.scale}: {len(tasks)} models of the grid to train", flush=True)
-    if _run_with_progress(tasks, options.workers):
+    if _run_with_progress(tasks, _workers(options, scale, settings)):
         return EXIT_FAILED
     table, chosen = weights.choose(scale)
     path = weights.write(scale, table)
@@ -250,7 +272,7 @@ def _data_check(options):
     from paperlib import datasets, paths
 
     failed = False
-    for name in options.dataset or datasets.NAMES:
+    for name in _known_datasets(options.dataset) or datasets.NAMES:
         try:
             summary = datasets.check(name, options.root)
         except datasets.DataError as error:
@@ -266,11 +288,20 @@ def _data_check(options):
     return EXIT_FAILED if failed else 0
 
 
+def _known_datasets(names):
+    from paperlib import datasets
+
+    for name in names:
+        if name not in datasets.NAMES:
+            raise UsageError(f"unknown dataset {name!r}; choose one of: {', '.join(datasets.NAMES)}")
+    return names
+
+
 def _data_fetch(options):
     from paperlib import datasets
 
     scale = config.load(options.scale) if options.scale else None
-    names = options.dataset or list(scale.datasets if scale else datasets.NAMES)
+    names = _known_datasets(options.dataset) or list(scale.datasets if scale else datasets.NAMES)
     failed = False
     for name in names:
         size = scale.datasets[name].source_size if scale and name in scale.datasets else None
@@ -289,6 +320,208 @@ def _data_fetch(options):
             print(f"paperlib: {error}", file=sys.stderr)
             failed = True
     return EXIT_FAILED if failed else 0
+
+
+# ------------------------------------------------------------------------------------------- fit and apply
+
+
+def _add_prediction_options(parser):
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="folder for the results")
+    parser.add_argument(
+        "--kind", choices=("probs", "log_probs", "logits"), help="what the numbers are (default: recognised)"
+    )
+    parser.add_argument(
+        "--labels", metavar="NAME", help="array, column or file of true classes (default: labels, label)"
+    )
+    parser.add_argument("--ids", metavar="NAME", help="array, column or file of input names (default: ids, id)")
+    parser.add_argument("--class-names", metavar="NAMES", help="a,b,c or a file with one name a line")
+
+
+def _add_fit(commands):
+    parser = _command(
+        commands,
+        "fit",
+        _fit,
+        help="your own ensemble: Dirichlets, uncertainty, a threshold with a guarantee, a report",
+        description="""\
+From the predictions of several trained models to a Dirichlet for each input, a
+ranking, and a threshold below which the classifier may act alone. PREDICTIONS is
+one .npz or .npy of shape (members, inputs, classes), or one .npy, .csv or .parquet
+a member. Writes to OUT: inputs.csv, inputs.parquet, policy.json, report.html.
+docs/own-ensemble.md describes formats, thresholds and files.""",
+        epilog="""\
+examples
+  paperlib fit predictions.npz -o out                      labels and split inside the .npz
+  paperlib fit member_*.csv --labels labels.csv -o out --risk 0.05
+  paperlib fit logits.npy --kind logits --labels y.npy --split is_calibration.npy -o out
+  paperlib fit predictions.npz -o out --coverage 0.8       which risk comes with that coverage?""",
+    )
+    parser.add_argument("predictions", nargs="+", metavar="PREDICTIONS")
+    _add_prediction_options(parser)
+    parser.add_argument(
+        "--split", metavar="NAME", help="array, column or file: calibration / test, or a mask of calibration inputs"
+    )
+    parser.add_argument("--estimator", choices=("mom", "mle"), default="mom", help="moments (default) or likelihood")
+    parser.add_argument(
+        "--aggregate",
+        choices=("mean", "median", "geometric", "trace"),
+        default="mean",
+        help="class-wise alpha_0 to one, for mom (default: mean)",
+    )
+    parser.add_argument(
+        "--order",
+        choices=("total_variance", "mutual_information", "entropy", "least_confidence"),
+        default="total_variance",
+        help="what is large where the classifier should abstain (default: total_variance)",
+    )
+    parser.add_argument("--risk", type=float, default=0.1, help="error rate allowed among kept inputs (default: 0.1)")
+    parser.add_argument("--delta", type=float, default=0.1, help="how often the promise may fail (default: 0.1)")
+    parser.add_argument(
+        "--threshold", choices=("guaranteed", "empirical"), help="which one decides (default: guaranteed)"
+    )
+    parser.add_argument("--coverage", type=float, help="keep this share instead, and say the risk that comes with it")
+    parser.add_argument(
+        "--temperature", action="store_true", help="fit a temperature to the confidence; decisions stay the same"
+    )
+
+
+def _fit(options):
+    from paperlib import ensembles, policy, report
+
+    if options.coverage is not None and options.threshold:
+        raise UsageError("--coverage sets the threshold itself; leave out --threshold, or --coverage")
+    ensembles.check_output(options.output)
+    ensemble = ensembles.read(
+        *(options.predictions, options.kind, options.labels, options.split, options.ids, options.class_names)
+    )
+    print("\n".join(ensemble.notes), flush=True)
+    fitted = policy.fit(
+        ensemble,
+        **{name: getattr(options, name) for name in ("estimator", "aggregate", "order", "risk", "delta", "coverage")},
+        threshold=options.threshold or "guaranteed",
+        temperature=options.temperature,
+        progress=_with_bar,
+    )
+    with ensembles.output_folder(options.output) as folder:
+        ensembles.write_table(folder, ensemble, fitted.decisions)
+        policy.save(fitted.policy, folder / "policy.json")
+        summary = report.write(folder / "report.html", fitted, ensemble)
+    print(f"\n{summary.headline} {summary.more}".rstrip())
+    for warning in summary.warnings:
+        print(f"warning: {warning}")
+    print(f"wrote {options.output}: {', '.join(ensembles.OUTPUTS)}")
+
+
+def _add_apply(commands):
+    parser = _command(
+        commands,
+        "apply",
+        _apply,
+        help="decide on new predictions of an ensemble by a policy of paperlib fit",
+        description="""\
+Read new predictions of the same members and classes, in the same forms as for
+paperlib fit, and write OUT/inputs.csv and OUT/inputs.parquet with the policy's
+decisions. Nothing is fitted.""",
+        epilog="example\n  paperlib apply out/policy.json new.npz -o new_out",
+    )
+    parser.add_argument("policy", metavar="POLICY.json")
+    parser.add_argument("predictions", nargs="+", metavar="NEW")
+    _add_prediction_options(parser)
+
+
+def _apply(options):
+    from paperlib import ensembles, policy
+
+    ensembles.check_output(options.output)
+    rule = policy.load(options.policy)
+    ensemble = ensembles.read(
+        options.predictions,
+        options.kind,
+        options.labels,
+        ids=options.ids,
+        class_names=options.class_names,
+        default_kind=rule.kind,
+    )
+    print("\n".join(ensemble.notes), flush=True)
+    decisions = policy.apply(rule, ensemble, _with_bar)
+    with ensembles.output_folder(options.output) as folder:
+        ensembles.write_table(folder, ensemble, decisions)
+    if decisions.kept is None:
+        print("the policy has no threshold: ranking only")
+    else:
+        print(f"kept {decisions.kept.sum():,} of {len(decisions.kept):,} inputs. Promise: {rule.promise}")
+    print(f"wrote {options.output}: {', '.join(ensembles.OUTPUTS[:2])}")
+
+
+def _with_bar(blocks):
+    from tqdm import tqdm
+
+    return tqdm(blocks, desc="inputs", unit="block", disable=len(blocks) < 2)
+
+
+# ------------------------------------------------------------------------------------------- notebook, index
+
+
+def _add_notebook(commands):
+    parser = _command(
+        commands,
+        "notebook",
+        _notebook,
+        help="run one notebook for one dataset and make its page",
+        description="""\
+Execute notebooks/NAME.ipynb with papermill. The executed notebook and its page go to
+results/SCALE/notebooks/, figures to figures/SCALE/DATASET/, tables to
+results/SCALE/tables/DATASET/. A failed one keeps what it got to below logs/.""",
+    )
+    parser.add_argument("name", help="such as exp3_selective_classification")
+    parser.add_argument("--scale", required=True, choices=config.SCALES)
+    parser.add_argument("--dataset", required=True)
+
+
+def _notebook(options):
+    scale = config.load(options.scale)
+    scale.job(options.dataset, "ce", 0)  # raises for an unknown dataset, and says which there are
+    from paperlib import notebooks, paths
+
+    started = time.monotonic()
+    executed = notebooks.run(options.name, options.scale, options.dataset)
+    print(f"{executed.relative_to(paths.root())}: {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def _add_index(commands):
+    parser = _command(
+        commands,
+        "index",
+        _index,
+        help="write the page that lists every figure and table of a scale",
+        description="Map every figure and table of the paper to its files and its notebook: index.html and index.md.",
+    )
+    parser.add_argument("--scale", required=True, choices=config.SCALES)
+    parser.add_argument("shown", nargs="*", metavar="NOTEBOOK:DATASET", help="default: all that the scale asks for")
+
+
+def _index(options):
+    scale = config.load(options.scale)
+    from paperlib import catalogue, notebooks
+
+    pairs = [tuple(pair.split(":")) for pair in options.shown] or catalogue.notebooks(scale)
+    entries = [
+        {
+            "title": item.title,
+            "label": item.label(dataset),
+            "dataset": dataset,
+            "notebook": notebook,
+            "page": f"{notebook}-{dataset}.html",
+            "files": item.files(options.scale, dataset),
+            "picture": f"../../../{item.files(options.scale, dataset)[-1]}" if item.kind == "figure" else None,
+        }
+        for notebook, dataset in pairs
+        for item in catalogue.ITEMS
+        if item.notebook == notebook
+    ]
+    print(notebooks.write_index(options.scale, entries))
+    return 0
 
 
 if __name__ == "__main__":

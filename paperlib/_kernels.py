@@ -34,11 +34,11 @@ NEWTON_TOLERANCE = (
     1e-7  # of the last relative step; the convergence is quadratic, so the error is near its square
 )
 LARGEST_STEP = 3.0  # in log alpha
-SENSITIVITY_LIMIT = 1e-9
+SENSITIVITY_LIMIT = 1e6  # of d log alpha_0 / d (mean log p): 1e-15 in the latter is 1e-9 in the former
 EPSILON = 2.220446049250313e-16
 
-# What alpha_0 is set to where the members determine none: beyond the spread that float64 can show, and next to 0.
-MAX_ALPHA0 = 1e30
+# What alpha_0 is set to where the members determine none: beyond any spread that shows, and next to 0.
+MAX_ALPHA0 = 1e100
 MIN_ALPHA0 = 1e-6
 ROUNDING_SPACINGS = 4.0  # a spread within this many spacings of the numbers is rounding
 
@@ -78,15 +78,18 @@ def _from_bits(context, value):
 
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def _sums_off(rows, tolerance):
-    """Whether any row does not sum to 1 (a NaN never does)."""
+def _sums_off(a, b, c, d, tolerance):
+    """Whether any row of four arrays does not sum to 1 (one with a NaN never does)."""
     off = False
-    for r in range(rows.shape[0]):
-        total = 0.0
-        for k in range(rows.shape[1]):
-            total += rows[r, k]
-        if not (abs(total - 1.0) <= tolerance):
-            off = True
+    for r in range(a.shape[0]):
+        w, x, y, z = -1.0, -1.0, -1.0, -1.0
+        for k in range(a.shape[1]):
+            w += a[r, k]
+            x += b[r, k]
+            y += c[r, k]
+            z += d[r, k]
+        near = (abs(w) <= tolerance) & (abs(x) <= tolerance) & (abs(y) <= tolerance) & (abs(z) <= tolerance)
+        off |= not near
     return off
 
 
@@ -137,24 +140,18 @@ def moments(probs, tolerance, mean, squares):
             shift[i] = flat[0, lo + i]
             first[i] = 0.0
             second[i] = 0.0
-        m = 0
-        while m < members:
-            group = 4 if m + 4 <= members else 1
-            if group == 4:
-                bits |= _add_four(
-                    flat[m, lo:hi],
-                    flat[m + 1, lo:hi],
-                    flat[m + 2, lo:hi],
-                    flat[m + 3, lo:hi],
-                    shift,
-                    first,
-                    second,
-                )
-            else:
-                bits |= _add_one(flat[m, lo:hi], shift, first, second)
-            for j in range(m, m + group):
-                off |= _sums_off(flat[j, lo:hi].reshape(-1, classes), tolerance)
-            m += group
+        for m in range(0, members - 3, 4):
+            a, b, c, d = flat[m, lo:hi], flat[m + 1, lo:hi], flat[m + 2, lo:hi], flat[m + 3, lo:hi]
+            bits |= _add_four(a, b, c, d, shift, first, second)
+            off |= _sums_off(
+                *(a.reshape(-1, classes), b.reshape(-1, classes)),
+                *(c.reshape(-1, classes), d.reshape(-1, classes), tolerance),
+            )
+        for m in range(members - members % 4, members):
+            a = flat[m, lo:hi]
+            rows = a.reshape(-1, classes)
+            bits |= _add_one(a, shift, first, second)
+            off |= _sums_off(rows, rows, rows, rows, tolerance)
         for i in range(hi - lo):
             offset = first[i] / members
             flat_mean[lo + i] = shift[i] + offset
@@ -196,8 +193,8 @@ def log_moments(log_probs, tolerance, log_mean, excess):
     members, inputs, classes = log_probs.shape
     flat = log_probs.reshape(members, inputs * classes)
     flat_mean, flat_excess = log_mean.reshape(-1), excess.reshape(-1)
-    rows = min(BLOCK // classes, BLOCK_ALL_MEMBERS // (members * classes))
-    step = max(1, rows) * classes
+    at_once = min(BLOCK // classes, BLOCK_ALL_MEMBERS // (members * classes))
+    step = max(1, at_once) * classes
     buffers = np.empty((4, step))
     off = False
     for lo in range(0, flat.shape[1], step):
@@ -217,7 +214,8 @@ def log_moments(log_probs, tolerance, log_mean, excess):
             total[i] = 0.0
         for m in range(members):
             _phi_terms(flat[m, lo:hi], centre, scale, total, probs)
-            off |= _sums_off(probs.reshape(-1, classes), tolerance)
+            rows = probs.reshape(-1, classes)
+            off |= _sums_off(rows, rows, rows, rows, tolerance)
         for i in range(hi - lo):
             flat_excess[lo + i] = max(0.0, total[i] / members)
     return off
@@ -345,10 +343,11 @@ def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, f
     """
     inputs, classes = mean.shape
     estimates = np.empty(classes)
+    per_member = 1.0 / (members - 1)
     for n in range(inputs):
         valid, flat, summed, numerator, spread = 0, 0, 0.0, 0.0, 0.0
         for k in range(classes):
-            mu, variance = mean[n, k], squares[n, k] / (members - 1)
+            mu, variance = mean[n, k], squares[n, k] * per_member
             numerator += mu * (1.0 - mu)
             spread += variance
             if mu == 0.0:
@@ -494,7 +493,7 @@ def maximum_likelihood(log_mean, excess, epsilon, alpha, flags, converged, steps
             s *= math.exp(step)
             chi_s, tau_s = _chi_tau(s)
             steps[n] += 1
-        if sensitivity * EPSILON > SENSITIVITY_LIMIT:
+        if sensitivity > SENSITIVITY_LIMIT:
             flags[n] |= SENSITIVE
         for j in range(count):
             alpha[n, used[j]] = a[j]

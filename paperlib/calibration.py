@@ -109,9 +109,7 @@ def confidence_histograms(probs, labels, bins=10):
     """
     right = correctness(probs, labels)
     edges, index = _binned(confidence(probs), bins)
-    return Histograms(
-        edges, np.bincount(index[right], minlength=bins), np.bincount(index[~right], minlength=bins)
-    )
+    return Histograms(edges, np.bincount(index[right], minlength=bins), np.bincount(index[~right], minlength=bins))
 
 
 def accuracy_intervals(table, level=0.95):

@@ -65,9 +65,7 @@ def same_length(expected, found, expected_name, name):
 def finite_tensor(tensor, name, axes):
     """Smallest value of a torch tensor: one axis for each name in axes, not empty, every value finite."""
     if tensor.ndim != len(axes):
-        raise ValueError(
-            f"{name} must have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{name} must have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(tensor.shape)}")
     if tensor.numel() == 0:
         raise ValueError(f"{name} is empty: shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 
@@ -14,6 +15,7 @@ from paperlib.recipes import RECIPES
 
 SCALES = ("demo", "cpu", "paper")
 COLLAPSE = "collapse_"  # a run of the collapse figure is named collapse_<run>
+FROZEN_TRUNK = ("efficientnet_lite0",)  # networks whose features are cached (D22); networks.SPECS says the same
 
 
 class ConfigError(ValueError):
@@ -166,9 +168,7 @@ class Scale:
     def job(self, dataset, run, seed):
         """The job of one model."""
         if dataset not in self.datasets:
-            raise ConfigError(
-                f"scale {self.scale} has no dataset {dataset!r}; it has: {', '.join(self.datasets)}"
-            )
+            raise ConfigError(f"scale {self.scale} has no dataset {dataset!r}; it has: {', '.join(self.datasets)}")
         if run not in self.runs(dataset):
             raise ConfigError(
                 f"{dataset} has no run {run!r} at scale {self.scale}; it has: {', '.join(self.runs(dataset))}"
@@ -202,9 +202,7 @@ class Scale:
             collapse = self.collapse
             job = replace(  # from random initialisation (D20), so one learning rate for the whole network
                 job,
-                inputs=replace(
-                    inputs, network=collapse.network, image_size=collapse.image_size, views=None
-                ),
+                inputs=replace(inputs, network=collapse.network, image_size=collapse.image_size, views=None),
                 recipe="mse_clamp",
                 pretrained=False,
                 epochs=collapse.epochs,
@@ -238,7 +236,7 @@ def load(scale, overrides=None):
         raise ConfigError(f"{path} is missing: run from inside the repository or set PAPERLIB_HOME") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
-    return parse(_merged(content, overrides or {}), path.name)
+    return parse(_merged(content, overrides) if overrides else content, path.name)
 
 
 def parse(content, source):
@@ -261,9 +259,7 @@ def parse(content, source):
 
 def _check_together(scale, source):
     if scale.collapse.dataset not in scale.datasets:
-        raise ConfigError(
-            f"{source}: collapse.dataset {scale.collapse.dataset!r} is not one of this scale's datasets"
-        )
+        raise ConfigError(f"{source}: collapse.dataset {scale.collapse.dataset!r} is not one of this scale's datasets")
     if abs(sum(scale.split.fractions) - 1) > 1e-9:
         raise ConfigError(f"{source}: split.fractions must sum to 1, got {list(scale.split.fractions)}")
     for name, dataset in scale.datasets.items():
@@ -274,6 +270,10 @@ def _check_together(scale, source):
             )
     if scale.views and "plain" not in scale.views:
         raise ConfigError(f"{source}: views must include 'plain', which evaluation uses")
+    if scale.network in FROZEN_TRUNK and not (scale.views and scale.pretrained):
+        raise ConfigError(f"{source}: {scale.network} has a frozen trunk: it needs views and pretrained: true")
+    if scale.network not in FROZEN_TRUNK and scale.views:
+        raise ConfigError(f"{source}: views are for a network with a frozen trunk, which {scale.network} has not")
 
 
 @cache
@@ -285,7 +285,7 @@ def schema():
 def _validate(content, source):
     if not isinstance(content, dict):
         raise ConfigError(f"{source} must be a mapping of keys to values, got {type(content).__name__}")
-    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(content), key=lambda e: e.path)
+    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(content), key=lambda e: [*map(str, e.path)])
     if errors:
         raise ConfigError("\n".join(_explain(error, source) for error in errors))
 
@@ -294,15 +294,16 @@ def _explain(error, source):
     place = ".".join(map(str, error.absolute_path)) or "top level"
     if error.validator != "additionalProperties":
         return f"{source}: {place}: {error.message}"
-    known = list(error.schema.get("properties", {}))
-    for pattern in error.schema.get("patternProperties", {}):
-        known += pattern.strip("^()$").split("|")
-    unknown = sorted(key for key in error.instance if key not in known)
-    parts = []
-    for key in unknown:
-        near = difflib.get_close_matches(str(key), known, n=1, cutoff=0)
-        parts.append(f"{source}: unknown key {key!r} in {place}; did you mean {near[0]!r}?")
-    return "\n".join(parts)
+    properties, patterns = error.schema.get("properties", {}), error.schema.get("patternProperties", {})
+    known = [*properties, *(name for pattern in patterns for name in re.findall(r"\w+(?=[|)])", pattern))]
+    lines = []
+    for key in map(str, error.instance):
+        if key in properties or any(re.search(pattern, key) for pattern in patterns):
+            continue
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0)
+        hint = f"did you mean {near[0]!r}?" if near else f"a name must match {' or '.join(patterns)}"
+        lines.append(f"{source}: unknown key {key!r} in {place}; {hint}")
+    return "\n".join(lines)
 
 
 def _merged(base, changes):

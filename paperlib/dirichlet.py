@@ -13,6 +13,7 @@ alpha_0 from 1e-3 to 1e12 and K from 2 to 1000 (measured: below 1e-10 against a 
 """
 
 import enum
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,7 @@ class Flag(enum.IntFlag):
     Paper: not in the paper, which takes every input to be regular; the cases are those where its formulas fail.
     """
 
-    #: The members are equal up to rounding: no finite concentration. alpha_0 is MAX_ALPHA0.
+    #: The members are equal up to rounding (or all but): no finite concentration. alpha_0 is MAX_ALPHA0.
     NO_SPREAD = kernels.NO_SPREAD
     #: The members spread at least as much as one-hot vectors: no positive concentration. alpha_0 is MIN_ALPHA0.
     OVERDISPERSED = kernels.OVERDISPERSED
@@ -55,9 +56,12 @@ class Flag(enum.IntFlag):
     UNDERFLOW = kernels.UNDERFLOW
     #: Probabilities of 0 were raised to the smallest positive number of their type before taking logarithms.
     CLIPPED = kernels.CLIPPED
-    #: alpha is accurate, but 2e-16 added to all mean log-probabilities would move it by more than 1e-9 (relative):
+    #: alpha is accurate, but 1e-15 added to all mean log-probabilities would move it by more than 1e-9 (relative):
     #: estimates made from the mean log-probabilities alone differ by that.
     SENSITIVE = kernels.SENSITIVE
+
+
+UNDETERMINED = int(Flag.NO_SPREAD | Flag.OVERDISPERSED)
 
 
 @dataclass(frozen=True)
@@ -333,6 +337,7 @@ def _log_moments(log_probs):
     return log_mean, excess
 
 
+@functools.cache
 def _spacing(dtype):
     """Relative and smallest absolute spacing of the numbers of a type."""
     info = np.finfo(dtype if np.issubdtype(dtype, np.floating) else np.float64)
@@ -340,11 +345,10 @@ def _spacing(dtype):
 
 
 def _moment_fit(average, squares, members, spacing, aggregate):
-    code = AGGREGATES[checks.choice("aggregate", aggregate, tuple(AGGREGATES))]
+    code = AGGREGATES[checks.choice("aggregate", aggregate, AGGREGATES)]
     alpha, flags = np.empty_like(average), np.zeros(len(average), np.int64)
     kernels.concentration(average, squares, members, *spacing, code, alpha, flags)
-    determined = (flags & (Flag.NO_SPREAD | Flag.OVERDISPERSED)) == 0
-    return DirichletFit(alpha, determined, flags, np.zeros(len(average), np.int64))
+    return DirichletFit(alpha, (flags & UNDETERMINED) == 0, flags, np.zeros(len(average), np.int64))
 
 
 def _fixed_point_fit(log_mean, start, iterations, tol):
@@ -384,7 +388,7 @@ def fit_moments(probs, aggregate="mean"):
     Errors: ValueError naming the first value that is negative or not finite, or the first vector that does not sum
         to 1; for a wrong number of axes, an empty array, one member, one class, an unknown aggregate.
     """
-    checks.choice("aggregate", aggregate, tuple(AGGREGATES))
+    checks.choice("aggregate", aggregate, AGGREGATES)
     probs = _ensemble(probs, "probs")
     return _moment_fit(*_moments(probs), len(probs), _spacing(probs.dtype), aggregate)
 

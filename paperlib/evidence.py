@@ -84,9 +84,7 @@ def to_alpha(logits, recipe, activation=None):
     """
     recipe = _recipe(recipe)
     if recipe.activation is None:
-        raise ValueError(
-            f"recipe {recipe.name!r} has no concentrations; its probabilities are softmax(logits)"
-        )
+        raise ValueError(f"recipe {recipe.name!r} has no concentrations; its probabilities are softmax(logits)")
     if activation is not None and recipe.activation != "adaptive_softplus":
         raise ValueError(f"recipe {recipe.name!r} has no learned activation, but one was passed")
     checks.finite_tensor(logits, "logits", ("inputs", "classes"))

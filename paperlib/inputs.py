@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from paperlib import datasets, networks, paths, records
 
-CHUNK = 50  # images through the trunk at once; fixed, so that features are the same bits in every run
+CHUNK = 16  # images through the trunk at once: small enough for the cache; fixed, so that the bits are too
 
 
 class ImageInputs:
@@ -50,8 +50,7 @@ class FeatureInputs:
     """Features of a frozen trunk, (inputs, height, width, channels) float16, one memory-mapped array a view."""
 
     def __init__(self, views, device="cpu"):
-        # Copy-on-write, because torch has no read-only tensors; nothing writes to them.
-        self.views = [torch.from_numpy(np.load(path, mmap_mode="c")).to(device) for path in views]
+        self.views = [_mapped(path).to(device) for path in views]
 
     def __len__(self):
         return len(self.views[0])
@@ -69,6 +68,14 @@ class FeatureInputs:
     def plain_batch(self, index):
         """A batch of the plain view."""
         return self.views[0][index].permute(0, 3, 1, 2).float()
+
+
+def _mapped(path):
+    try:
+        # Copy-on-write, because torch has no read-only tensors; nothing writes to them.
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
+    except (ValueError, EOFError) as error:
+        raise records.RecordError(f"{path} is damaged ({error}); delete it and run again") from error
 
 
 def cached_features(dataset, index, network, image_size, view, show_progress=True):

@@ -7,8 +7,8 @@ numbers. The gamma functions enter only through remainders that keep their digit
     psi(a)  = log(a + 10) - s(a)       g(a)  = log Gamma(a) - (a - 1) psi(a) + a
     psi'(a) = 1/a + w(a)               g'(a) = 1 - (a - 1) psi'(a)
 
-Each is a sum over a, a + 1, ... a + 9 (its recurrence) and an asymptotic series at a + 10; torch's own lgamma
-is slower than all four together, and its trigamma is good to 5e-10 only.
+Each is a sum over a, a + 1, ... a + 9 (its recurrence) and an asymptotic series at a + 10. The gamma functions of
+torch do not serve: their differences cancel, and its trigamma is good to 5e-10 only.
 """
 
 import math
@@ -150,13 +150,12 @@ def recipe_loss(recipe, outputs, y, *, lambda_kl, lambda_ev):
     """
     base_loss = checks.choice("base loss", recipe.base_loss, ("cross_entropy", "mse", "digamma"))
     regulariser = checks.choice("regulariser", recipe.regulariser, (None, "kl", "log_evidence"))
-    y = _labels(y, outputs)
     if base_loss == "cross_entropy":
         checks.finite_tensor(outputs, "logits", ("inputs", "classes"))
-        fit = functional.cross_entropy(outputs.double(), y, reduction="none")
+        fit = functional.cross_entropy(outputs.double(), _labels(y, outputs), reduction="none")
         return LossParts(total=fit, fit=fit)
     alpha = _concentrations(outputs)
-    fit = _PerSample.apply(_mse if base_loss == "mse" else _digamma, alpha, y)
+    fit = _PerSample.apply(_mse if base_loss == "mse" else _digamma, alpha, _labels(y, alpha))
     if regulariser == "kl":
         _weight(lambda_kl, "lambda_kl")
         kl = _PerSample.apply(_kl_to_uniform, alpha)
@@ -248,13 +247,13 @@ def _kl_to_uniform(alpha):
 
 
 def _remainders(a):
-    """s(a), g(a), w(a) and g'(a) of the module's docstring."""
-    steps = a + _STEPS.to(a.device).view(-1, *[1] * a.ndim)
-    inverse = 1 / steps
+    """s(a), g(a), w(a) and g'(a) of the module's docstring, for a with two axes."""
+    steps = a + _STEPS.to(a.device).view(-1, 1, 1)
+    inverse = steps.reciprocal()
     x, u = steps[-1], inverse[-1]
     drops = inverse[:-1].square() * inverse[1:]
     powers = u.expand(_POWERS, *u.shape).cumprod(0)
     sums = _WEIGHTS.to(a.device) @ torch.cat((inverse[:-1], drops, powers)).flatten(1)
     s, g, w, w_tail, weighted_drops = sums.view(-1, *a.shape)
-    g = g + (_SHIFT + 0.5) * x.log() - steps[:-1].prod(0).log() + (1 + math.log(2 * math.pi)) / 2
+    g = g + x.log() / 2 - (steps[:-1] * u).prod(0).log() + (1 + math.log(2 * math.pi)) / 2
     return s, g, w, u + (1 - a) * w_tail + weighted_drops

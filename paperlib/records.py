@@ -1,8 +1,9 @@
 """The only reader and writer of results. One compressed .npz a model, complete or not there at all.
 
 A prediction file holds, readable with numpy alone (docs/data.md):
-    calibration, test           (inputs, classes) log-probabilities of the predictive mean, float16 in two byte
-                                planes (2, inputs, classes) uint8, low byte first: that compresses far better
+    calibration, test           (inputs, classes) log-probabilities of the predictive mean less the largest of
+                                their row, float16 in two byte planes (2, inputs, classes) uint8, low byte first:
+                                that compresses far better. Less the logsumexp of a row they are normalised
     calibration_log_alpha0, test_log_alpha0   (inputs,) float32, evidential recipes only
     history, history_columns    (epochs, columns) float32 and the columns' names
     provenance                  a JSON text: job, versions, hardware, weights, data, time, commit
@@ -11,7 +12,6 @@ A prediction file holds, readable with numpy alone (docs/data.md):
 import json
 import os
 import tempfile
-import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,18 +97,15 @@ def write_prediction(path, prediction):
 def read_prediction(path, digest=None):
     """Load a prediction; with a digest, make sure that it belongs to that job."""
     arrays = _load(path, "a prediction; train it with: python -m paperlib train")
-    missing = {"calibration", "test", "history", "history_columns", "provenance"} - set(arrays)
-    if missing:
-        raise RecordError(f"{path} is no prediction file: it lacks {', '.join(sorted(missing))}")
+    _require(arrays, (*PARTS, "history", "history_columns", "provenance"), path, "prediction")
     provenance = json.loads(str(arrays["provenance"]))
-    if digest is not None and provenance["digest"] != digest:
+    if digest is not None and provenance.get("digest") != digest:
         raise RecordError(
-            f"{path} was trained with another configuration (digest {provenance['digest']}, expected {digest}); "
+            f"{path} was trained with another configuration (digest {provenance.get('digest')}, expected {digest}); "
             "delete it to train it anew, or restore the configuration"
         )
     outputs = {
-        part: Outputs(_normalised(arrays[part]), _as_float64(arrays.get(f"{part}_log_alpha0")))
-        for part in PARTS
+        part: Outputs(_normalised(arrays[part]), _as_float64(arrays.get(f"{part}_log_alpha0"))) for part in PARTS
     }
     columns = [str(name) for name in arrays["history_columns"]]
     history = pd.DataFrame(arrays["history"].astype(np.float64), columns=columns)
@@ -151,6 +148,7 @@ def read_split(path):
     """Load a split."""
     arrays = _load(path, "a split; it is written when a model of the dataset is trained")
     parts = ("train", "validation", *PARTS)
+    _require(arrays, (*parts, *(f"{part}_labels" for part in parts), "class_names"), path, "split")
     return SplitRecord(
         **{part: arrays[part] for part in parts},
         labels={part: arrays[f"{part}_labels"] for part in parts},
@@ -181,20 +179,26 @@ def _load(path, what):
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise RecordError(f"{path} is not there: {what}") from None
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError, zipfile.LargeZipFile) as error:
+    except Exception as error:  # damage shows as errors of zipfile, zlib, struct or numpy, whichever meets it first
         raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error
 
 
+def _require(arrays, names, path, kind):
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise RecordError(f"{path} is no {kind} file: it lacks {', '.join(missing)}")
+
+
 def _planes(log_probs):
-    halves = np.ascontiguousarray(log_probs, dtype="<f2")
+    # Less the largest, which is then exactly 0: rounding cannot make a tie of it and the runner-up, and the
+    # nearer a class is to the largest, the more digits its distance keeps.
+    halves = np.ascontiguousarray(log_probs - log_probs.max(axis=-1, keepdims=True), dtype="<f2")
     return np.moveaxis(halves.view(np.uint8).reshape(*halves.shape, 2), -1, 0)
 
 
 def _normalised(planes):
     halves = np.ascontiguousarray(np.moveaxis(planes, 0, -1)).view("<f2")[..., 0].astype(np.float64)
-    # Rounding to float16 moves the sum off 1 by up to 1e-3; the predictive mean is a distribution again.
-    top = halves.max(axis=-1, keepdims=True)
-    return halves - top - np.log(np.exp(halves - top).sum(axis=-1, keepdims=True))
+    return halves - np.log(np.exp(halves).sum(axis=-1, keepdims=True))  # no overflow: the largest is 0
 
 
 def _as_float64(array):

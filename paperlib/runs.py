@@ -4,11 +4,14 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -23,7 +26,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm", "efficientn
 
 
 class DeviceError(RuntimeError):
-    """A scale asks for a GPU and there is none; the message says how to go on without."""
+    """A device that is not there or not known; the message says how to go on without."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,27 @@ class Task:
     job: object
     path: str
     settings: training.Settings
+
+    def do(self):
+        return train(self)
+
+
+@dataclass(frozen=True)
+class FeatureTask:
+    """The frozen features of one part of a dataset in one view."""
+
+    spec: object
+    index: np.ndarray
+    view: str
+
+    @property
+    def job(self):
+        return f"features of {self.spec.dataset} ({self.view})"
+
+    def do(self):
+        spec = self.spec
+        dataset = _dataset(spec.dataset, spec.source_size)
+        return str(inputs.cached_features(dataset, self.index, spec.network, spec.image_size, self.view))
 
 
 @dataclass(frozen=True)
@@ -50,15 +74,15 @@ def settings_for(hardware, device=None):
     device = device or hardware.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise DeviceError(f"unknown device {device!r}; choose one of: cpu, cuda, cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError(
             "this scale trains on a GPU and none is visible to torch; run it on a machine with a GPU "
             "(docs/cluster.md), or force the CPU with --device cpu (expect weeks at the paper's scale)"
         )
     on_gpu = device.startswith("cuda")
-    return training.Settings(
-        device, hardware.amp and on_gpu, hardware.tf32 and on_gpu, hardware.deterministic
-    )
+    return training.Settings(device, hardware.amp and on_gpu, hardware.tf32 and on_gpu, hardware.deterministic)
 
 
 def split_of(spec, dataset):
@@ -94,9 +118,7 @@ def _parts(spec, device):
         index = getattr(split, name)
         if networks.SPECS[spec.network].frozen_trunk:
             views = spec.views if name == "train" and spec.augment else ("plain",)
-            files = [
-                inputs.cached_features(dataset, index, spec.network, spec.image_size, view) for view in views
-            ]
+            files = [inputs.cached_features(dataset, index, spec.network, spec.image_size, view) for view in views]
             source = inputs.FeatureInputs(files, device)
         else:
             images = dataset.images[index]
@@ -129,27 +151,15 @@ def prepare_features(tasks, workers):
         spec = task.job.inputs
         if networks.SPECS[spec.network].frozen_trunk and spec not in wanted:
             wanted[spec] = split_of(spec, _dataset(spec.dataset, spec.source_size))
-    calls = [
-        (spec, getattr(split, part), view)
+    features = [
+        FeatureTask(spec, getattr(split, part), view)
         for spec, split in wanted.items()
         for part in split.labels
         for view in (spec.views if part == "train" and spec.augment else ("plain",))
     ]
-    if not calls:
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
-        for _ in pool.map(_features, calls):
-            pass
-
-
-def _one_thread():
-    torch.set_num_threads(1)  # for speed side by side, and for the same bits whatever the machine
-
-
-def _features(call):
-    spec, index, view = call
-    dataset = _dataset(spec.dataset, spec.source_size)
-    inputs.cached_features(dataset, index, spec.network, spec.image_size, view)
+    for done in run(features, workers):
+        if done.error:
+            raise records.RecordError(done.error)
 
 
 def train(task):
@@ -166,10 +176,12 @@ def train(task):
         channels=dataset.images.shape[-1],
         settings=settings,
     )
-    outputs = {
-        name: records.Outputs(*training.predict(model, parts[name].inputs, settings))
-        for name in records.PARTS
-    }
+    try:
+        outputs = {
+            part: records.Outputs(*training.predict(model, parts[part].inputs, settings)) for part in records.PARTS
+        }
+    except ValueError as error:
+        raise training.TrainingError(f"{job}: prediction after the last epoch: {error}") from error
     provenance = _provenance(job, settings, dataset, model, started)
     records.write_prediction(task.path, records.Prediction(**outputs, history=history, provenance=provenance))
     last = history.iloc[-1]
@@ -226,19 +238,32 @@ def _commit():
     return commit.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
 
 
+# Errors that end one model; anything else is a fault of ours and ends its process with a traceback.
+EXPECTED = (
+    training.TrainingError,
+    records.RecordError,
+    datasets.DataError,
+    networks.WeightsError,
+    MemoryError,
+    torch.OutOfMemoryError,
+)
+
+
 def _attempt(task):
     started = time.perf_counter()
     try:
-        summary, error = train(task), ""
-    except (training.TrainingError, records.RecordError, MemoryError) as problem:
-        summary, error = "", str(problem) or type(problem).__name__
+        summary, error = task.do(), ""
+    except EXPECTED as problem:
+        summary, error = "", str(problem) or f"{task.job}: {type(problem).__name__}"
     return Done(task.job, time.perf_counter() - started, summary, error)
 
 
 def run(tasks, workers=1):
     """Do all tasks; yields a Done for each as it ends. A failed or killed model does not stop the others."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
     if workers == 1:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # for the same bits whatever the machine
         yield from map(_attempt, tasks)
         return
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # read when a worker imports torch
@@ -263,29 +288,31 @@ def run(tasks, workers=1):
 
 
 class _Worker:
-    """A process that trains one model after the other; torch and the data are loaded once."""
+    """A process that does one task after the other; torch and the data are loaded once."""
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        self.process.start()
+        with _interrupts_ignored():
+            self.process.start()
         other.close()  # so that the death of the process is the end of the connection
         self.task, self.alive = None, True
 
     def give(self, task):
         self.task = task
-        self.connection.send(task)
+        with suppress(BrokenPipeError):  # it died idle: result() tells
+            self.connection.send(task)
 
     def result(self):
         try:
             return self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join()
             self.alive = False
             code = self.process.exitcode
             how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with code {code}"
-            return Done(self.task.job, 0.0, error=f"{self.task.job}: its process {how}; run again to train it")
+            return Done(self.task.job, 0.0, error=f"{self.task.job}: its process {how}; run again")
 
     def stop(self):
         self.process.terminate()
@@ -293,8 +320,19 @@ class _Worker:
         self.connection.close()
 
 
+@contextmanager
+def _interrupts_ignored():
+    """A process started inside ignores interrupts from its first moment: its parent decides what one means."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _serve(connection):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that temporary files are removed
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     while True:
         try:
@@ -302,3 +340,8 @@ def _serve(connection):
         except EOFError:
             return
         connection.send(_attempt(task))
+
+
+def _end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(1)

@@ -4,6 +4,9 @@ Uncertainty is any score whose small values are kept; an input is kept where unc
 stand or fall together, so every cut is at the end of a block of ties.
 """
 
+import math
+from bisect import bisect_left
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +14,9 @@ from scipy import special
 
 from paperlib import checks
 
-# Where the search for a guaranteed threshold starts, as shares of the calibration set: fixed in advance, or the
-# guarantee would not hold. Several, since a run from one start alone ends at its first unlucky stretch.
-STARTS = (0.15, 0.3, 0.6)
+# Where the search for a guaranteed threshold starts (share of the calibration set: share of delta): fixed in advance,
+# or the guarantee would not hold. Two, since a run from one start alone ends at its first unlucky stretch.
+STARTS = {0.25: 0.7, 0.6: 0.3}
 
 
 class RiskCoverage(NamedTuple):
@@ -164,22 +167,20 @@ def guaranteed_threshold(uncertainty, correct, risk=0.1, delta=0.1, seed=0):
     order = np.lexsort((correct, uncertainty))
     values, wrong = uncertainty[order], ~correct[order]
     shuffle = np.lexsort((np.random.PCG64(seed).random_raw(len(values)), values))
-    kept = np.arange(1, len(values) + 1)
-    p_value = special.bdtr(np.cumsum(wrong[shuffle]).astype(float), kept, risk)
+    errors, kept = np.cumsum(wrong[shuffle]).astype(float), np.arange(1, len(values) + 1)
     block_end = np.append(values[1:] != values[:-1], True)
 
     starts = _starts(len(values), risk, delta)
-    share = delta / len(starts)
     budget, certified = 0.0, -np.inf
-    for start, stop in zip(starts, [*starts[1:], len(values) + 1], strict=True):
-        budget += share
-        run = slice(start - 1, stop - 1)
+    for start, stop in pairwise([*starts, len(values)]):
+        budget += starts[start]
+        run = slice(start - 1, stop)
         tested = block_end[run].copy()
-        tested[0] = True
-        failed = tested & (p_value[run] > budget)
-        length = failed.argmax() if failed.any() else stop - start
+        tested[[0, -1]] = True
+        failed = tested & (special.bdtr(errors[run], kept[run], risk) > budget)
+        passed = failed.argmax() if failed.any() else len(failed)
         # The start itself only opens the run: a cut is an end of a block beyond it.
-        cuts = np.flatnonzero(block_end[start : start - 1 + length])
+        cuts = np.flatnonzero(block_end[run][1:passed])
         if cuts.size:
             certified = values[start + cuts[-1]]
         if failed.any():
@@ -259,9 +260,12 @@ def _blocks(uncertainty, correct):
 
 
 def _starts(inputs, risk, delta):
-    """Numbers of inputs at which a guaranteed search starts, from the sizes alone, never from the data."""
-    counts = np.arange(1, inputs)
-    # Below this count a single error already fails a start's budget.
-    passing = np.flatnonzero(special.bdtr(1.0, counts, risk) <= delta / len(STARTS))
-    lowest = counts[passing[0]] if passing.size else inputs - 1
-    return np.unique(np.clip(np.ceil(np.multiply(STARTS, inputs)), max(lowest, 1), max(inputs - 1, 1))).astype(int)
+    """Counts at which a guaranteed search starts, with their budgets; from the sizes alone, never from the data."""
+    first_budget = delta * next(iter(STARTS.values()))
+    # Below this count a single error already fails the first start.
+    lowest = 1 + bisect_left(range(1, inputs), True, key=lambda count: special.bdtr(1.0, count, risk) <= first_budget)
+    starts = {}
+    for share, budget in STARTS.items():
+        start = max(min(max(math.ceil(share * inputs), lowest), inputs - 1), 1)
+        starts[start] = starts.get(start, 0.0) + budget * delta
+    return starts

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from paperlib import calibration, evidence, losses, networks, scores
+from paperlib import calibration, checks, evidence, losses, networks, scores
 from paperlib.recipes import RECIPES
 
 EVALUATION_BATCH = 500
@@ -60,12 +60,13 @@ class Settings:
         torch.backends.cudnn.benchmark = not self.deterministic
 
     def autocast(self):
-        bfloat16 = self.device != "cpu" and torch.cuda.is_bf16_supported()
-        return torch.autocast(
-            "cuda" if self.device != "cpu" else "cpu",
-            dtype=torch.bfloat16 if bfloat16 or self.device == "cpu" else torch.float16,
-            enabled=self.amp,
-        )
+        if self.device == "cpu":
+            return torch.autocast("cpu", enabled=self.amp)
+        return torch.autocast("cuda", torch.bfloat16 if _has_bfloat16() else torch.float16, enabled=self.amp)
+
+
+def _has_bfloat16():
+    return torch.cuda.is_bf16_supported(including_emulation=False)  # emulated, it is slower than float32
 
 
 def fit(job, train, validation, classes, channels, settings, on_epoch=None):
@@ -82,7 +83,7 @@ def fit(job, train, validation, classes, channels, settings, on_epoch=None):
     order = torch.Generator().manual_seed(seeds[1])
     augmentation = torch.Generator(device=settings.device).manual_seed(seeds[2])
     optimiser = torch.optim.Adam(model.parameter_groups(job), weight_decay=job.weight_decay, fused=True)
-    scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and not torch.cuda.is_bf16_supported())
+    scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and not _has_bfloat16())
     rows, best = [], None
     for epoch in range(1, job.epochs + 1):
         started = time.perf_counter()
@@ -90,7 +91,10 @@ def fit(job, train, validation, classes, channels, settings, on_epoch=None):
         row |= _train_epoch(
             model, job, train, optimiser, scaler, order, augmentation, settings, row["lambda_kl"], epoch
         )
-        row |= _watch(predict(model, validation.inputs, settings), validation.labels)
+        try:
+            row |= _watch(predict(model, validation.inputs, settings), validation.labels)
+        except ValueError as error:  # the last step may have left weights that are not finite
+            raise TrainingError(f"{job}: validation after epoch {epoch}: {error}") from error
         row["seconds"] = time.perf_counter() - started
         rows.append(row)
         if job.keep == "best_val_nll" and (best is None or row["val_nll"] < best[0]):
@@ -111,12 +115,10 @@ def _train_epoch(model, job, train, optimiser, scaler, order, augmentation, sett
         batches = batches[:-1]
     for number, batch in enumerate(batches, start=1):
         labels = train.labels[batch]
-        with settings.autocast():
-            outputs = model(train.inputs.training_batch(batch, augmentation))
         try:
-            parts = losses.recipe_loss(
-                model.recipe, outputs, labels, lambda_kl=lambda_kl, lambda_ev=job.lambda_ev
-            )
+            with settings.autocast():
+                outputs = model(train.inputs.training_batch(batch, augmentation))
+            parts = losses.recipe_loss(model.recipe, outputs, labels, lambda_kl=lambda_kl, lambda_ev=job.lambda_ev)
         except ValueError as error:
             raise TrainingError(f"{job}: epoch {epoch}, batch {number}: {error}") from error
         loss = parts.total.mean()
@@ -143,13 +145,17 @@ def _kl_weight(job, epoch, classes):
 
 @torch.inference_mode()
 def predict(model, inputs, settings):
-    """(log of the predictive mean (inputs, classes), log alpha_0 (inputs,) or None), float64 numpy."""
+    """(log of the predictive mean (inputs, classes), log alpha_0 (inputs,) or None), float64 numpy.
+
+    Outputs that are not finite are a ValueError that names the first.
+    """
     model.eval()
     outputs = []
     for batch in torch.arange(len(inputs)).split(EVALUATION_BATCH):
         with settings.autocast():
             outputs.append(model(inputs.plain_batch(batch.to(settings.device))).double())
     outputs = torch.cat(outputs)
+    checks.finite_tensor(outputs, "outputs", ("inputs", "classes"))
     if model.recipe.name == "ce":
         return outputs.log_softmax(-1).cpu().numpy(), None
     log_alpha = outputs.log()

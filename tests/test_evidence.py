@@ -101,9 +101,7 @@ def test_adaptive_softplus_values_and_all_three_gradients(b, c):
         assert phi.item() == pytest.approx(expected, rel=3e-7, abs=1e-37)
         assert z.grad[0, 0].item() == pytest.approx(by_z, rel=1e-6, abs=1e-37)
         assert activation.c.grad[0].item() == pytest.approx(by_z, rel=1e-6, abs=1e-37)
-        assert activation.b.grad[0].item() == pytest.approx(
-            by_beta if b >= 0 else -by_beta, rel=1e-6, abs=1e-37
-        )
+        assert activation.b.grad[0].item() == pytest.approx(by_beta if b >= 0 else -by_beta, rel=1e-6, abs=1e-37)
 
 
 def test_adaptive_softplus_keeps_its_bounds_while_it_learns():
@@ -140,9 +138,7 @@ def test_to_alpha_against_a_literal_loop(name):
 
 
 def test_recipes_are_the_rows_of_table_1_in_order():
-    rows = [
-        (r.title, r.base_loss, r.regulariser, r.activation, r.delta) for r in map(RECIPES.get, EVIDENTIAL)
-    ]
+    rows = [(r.title, r.base_loss, r.regulariser, r.activation, r.delta) for r in map(RECIPES.get, EVIDENTIAL)]
     assert rows == [
         ("MSE Only", "mse", None, "softplus", 0),
         ("MSE Clamp", "mse", "kl", "softplus", 0),

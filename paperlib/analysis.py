@@ -1,0 +1,527 @@
+"""From stored predictions to the numbers behind every figure and table. No plots, no files but through `records`.
+
+An estimator is named in tables as it is here: `ensemble` is the plain average of the members, `mom` the method of
+moments, `fixed_point` the paper's likelihood refinement (20 steps), `mle` the converged maximum likelihood.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_auc_score
+
+from paperlib import calibration, dirichlet, records, scores, selective
+from paperlib.config import COLLAPSE
+from paperlib.recipes import EVIDENTIAL, RECIPES
+
+ESTIMATORS = {
+    "ensemble": "Plain ensemble",
+    "mom": "MoM",
+    "fixed_point": "MLE (20 steps)",
+    "mle": "MLE (converged)",
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a classifier says of the calibration and the test split: predictive means and uncertainties."""
+
+    probs: dict
+    uncertainty: dict
+
+
+class Study:
+    """One dataset of one scale: its labels and predictions, read when first asked for."""
+
+    def __init__(self, scale, dataset):
+        self.scale, self.dataset, self.settings = scale, dataset, scale.analysis
+        self.split = records.read_split(records.split_path(scale.scale, dataset))
+        self.labels = self.split.labels
+
+    def predictions(self, run):
+        """Predictions of all seeds of a run, checked against the configuration."""
+        return [
+            records.read_prediction(
+                records.prediction_path(self.scale.scale, self.dataset, run, job.seed), job.digest
+            )
+            for job in self.scale.jobs(self.dataset, run)
+        ]
+
+    @cached_property
+    def members(self):
+        """Log-probabilities of all cross-entropy models: part -> (members, inputs, classes)."""
+        found = self.predictions("ce")
+        return {part: np.stack([getattr(p, part).log_probs for p in found]) for part in records.PARTS}
+
+    @cached_property
+    def evidential(self):
+        """Predictions of the six evidential recipes: run -> list over seeds."""
+        return {run: self.predictions(run) for run in EVIDENTIAL}
+
+    def fit(self, estimator, part, size, aggregate=None):
+        """The Dirichlets fitted to the first `size` members (or the plain mean, for `ensemble`: see `mom`)."""
+        log_probs = self.members[part][:size]
+        if estimator == "mom":
+            return dirichlet.fit_moments(np.exp(log_probs), aggregate or self.settings.aggregate)
+        if estimator == "fixed_point":
+            return dirichlet.fit_fixed_point(
+                log_probs,
+                iterations=self.settings.fixed_point_iterations,
+                tol=self.settings.fixed_point_tolerance,
+            )
+        if estimator == "mle":
+            return dirichlet.fit_mle(log_probs)
+        raise ValueError(f"{estimator!r} fits no Dirichlet; choose mom, fixed_point or mle")
+
+    def mean_of(self, estimator, part, size):
+        """Predictive means of an estimator, (inputs, classes)."""
+        if estimator == "ensemble":
+            return np.exp(self.members[part][:size]).mean(axis=0)
+        return self.fit(estimator, part, size).mean
+
+    def forecast(self, estimator, size):
+        """Predictive means and total variances of a fitted ensemble."""
+        fits = {part: self.fit(estimator, part, size) for part in records.PARTS}
+        return Forecast(
+            {part: fit.mean for part, fit in fits.items()},
+            {part: fit.total_variance for part, fit in fits.items()},
+        )
+
+    def evidential_forecast(self, run, seed=0):
+        """The same of one evidential run (D23: the first seed)."""
+        prediction = self.evidential[run][seed]
+        outputs = {part: getattr(prediction, part) for part in records.PARTS}
+        return Forecast(
+            {part: found.probs for part, found in outputs.items()},
+            {part: dirichlet.total_variance(found.alpha) for part, found in outputs.items()},
+        )
+
+
+# ------------------------------------------------------------------------------------------- scores of predictions
+
+
+def metrics(probs, labels, settings):
+    """Every scalar metric of one set of predictive means."""
+    return {
+        "accuracy": scores.accuracy(probs, labels),
+        "macro_f1": scores.macro_f1(probs, labels),
+        "nll": scores.nll(probs, labels),
+        "ece": calibration.ece(probs, labels, settings.bins),
+        "high_confidence_error": calibration.high_confidence_error(probs, labels, settings.high_confidence),
+        "wrong_above": calibration.high_confidence_error(
+            probs, labels, settings.high_confidence, among="wrong"
+        ),
+    }
+
+
+def single_run_metrics(study):
+    """Test metrics of every single model: the evidential runs, and CE with and without temperature scaling."""
+    rows = []
+    for run, predictions in study.evidential.items():
+        for seed, prediction in enumerate(predictions):
+            rows.append(_row(study, run, RECIPES[run].title, seed, prediction.test.probs))
+    for seed in range(len(next(iter(study.evidential.values())))):
+        logits = {part: study.members[part][seed] for part in records.PARTS}
+        rows.append(_row(study, "ce", "Cross-entropy", seed, np.exp(logits["test"])))
+        temperature = calibration.fit_temperature(logits["calibration"], study.labels["calibration"])
+        scaled = calibration.apply_temperature(logits["test"], temperature)
+        rows.append(_row(study, "ce_scaled", "Cross-entropy, temperature scaled", seed, scaled))
+    return pd.DataFrame(rows)
+
+
+def _row(study, run, title, seed, probs):
+    return {"run": run, "title": title, "seed": seed, **metrics(probs, study.labels["test"], study.settings)}
+
+
+def summary(frame, by=("run", "title")):
+    """Mean and standard deviation over the seeds, in order of appearance."""
+    names = [name for name in frame.columns if name not in (*by, "seed")]
+    grouped = frame.groupby(list(by), sort=False)[names]
+    return grouped.agg(["mean", "std"])
+
+
+def mean_prediction(predictions, part="test"):
+    """Predictive means averaged over runs (D16)."""
+    return np.mean([getattr(prediction, part).probs for prediction in predictions], axis=0)
+
+
+def reliability_band(predictions, labels, bins):
+    """Reliability over several runs: (confidence, accuracy, its standard deviation) of each bin that any run fills."""
+    tables = [calibration.reliability(prediction.test.probs, labels, bins) for prediction in predictions]
+    frame = pd.concat([pd.DataFrame(table._asdict()) for table in tables])
+    grouped = frame.groupby("lower")
+    spread = grouped["accuracy"].std(ddof=1).fillna(0.0)
+    return tuple(column.to_numpy() for column in (grouped["confidence"].mean(), grouped["accuracy"].mean(), spread))
+
+
+def printable(summary):
+    """A summary for readers: one row a run, the mean and the deviation of each metric in columns of their own."""
+    shown = summary.droplevel("run").rename_axis("Model").reset_index()
+    shown.columns = [" ".join(part for part in column if part) for column in shown.columns]
+    return shown
+
+
+# ------------------------------------------------------------------------------------------- descriptions
+
+
+def recipe_table():
+    """The six evidential formulations, as the paper's table has them."""
+    words = {"mse": "MSE", "digamma": "Digamma", None: "None", "kl": "KL (annealed)", "log_evidence": "Log-evidence"}
+    return pd.DataFrame(
+        {
+            "Model": recipe.title,
+            "Base loss": words[recipe.base_loss],
+            "Regularization": words[recipe.regulariser],
+            "Activation": recipe.activation.replace("_", " ").capitalize(),
+            "alpha": "e + 1" if recipe.delta else "> 1e-6",
+        }
+        for recipe in (RECIPES[name] for name in EVIDENTIAL)
+    )
+
+
+DOMAINS = {
+    "digits": ("Noisy digits", "Handwritten digits"),
+    "cifar10": ("CIFAR-10", "Natural images"),
+    "cifar100": ("CIFAR-100", "Natural images"),
+    "dermamnist": ("DermaMNIST", "Dermatology images"),
+    "aptos": ("APTOS 2019", "Retinal fundus images"),
+}
+
+
+def dataset_table(scale):
+    """The datasets of a scale: domain, classes and the sizes of the parts, for those whose split is there."""
+    rows = []
+    for dataset in scale.datasets:
+        path = records.split_path(scale.scale, dataset)
+        if not path.exists():
+            continue
+        split = records.read_split(path)
+        sizes = {part.capitalize(): len(labels) for part, labels in split.labels.items()}
+        title, domain = DOMAINS[dataset]
+        rows.append(
+            {
+                "Dataset": title,
+                "Domain": domain,
+                "Samples": sum(sizes.values()),
+                "Classes": len(split.class_names),
+                **sizes,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------------- single models
+
+
+def true_class_scores(study):
+    """Softmax score of the true class, (members, test inputs)."""
+    labels = study.labels["test"]
+    return np.exp(study.members["test"][:, np.arange(len(labels)), labels])
+
+
+def two_samples(study, hard="automobile", easy="deer"):
+    """Test inputs of the first figure (D19): the widest spread of one class, the highest mean of another."""
+    scores, labels = true_class_scores(study), study.labels["test"]
+    names = study.split.class_names
+    of_hard, of_easy = (
+        labels == names.index(name) if name in names else np.ones(len(labels), bool) for name in (hard, easy)
+    )
+    spread = np.where(of_hard, scores.std(axis=0, ddof=1), -1)
+    return int(spread.argmax()), int(np.where(of_easy, scores.mean(axis=0), -1).argmax())
+
+
+def single_model_curves(study, members):
+    """Risk-coverage curve of each single model on the test split, and its largest coverage at the target risk."""
+    curves, coverages = [], []
+    for member in range(members):
+        forecast = single_model_forecast(study, member)
+        uncertainty = forecast.uncertainty["test"]
+        right = calibration.correctness(forecast.probs["test"], study.labels["test"])
+        curves.append(selective.risk_coverage(uncertainty, right))
+        coverages.append(selective.coverage_at_risk(uncertainty, right, study.settings.risk))
+    return curves, coverages
+
+
+# ------------------------------------------------------------------------------------------- collapse
+
+
+COLLAPSE_TITLES = {
+    "annealed": "Annealed",
+    "constant_one": "Constant 1",
+    "constant_per_class": "Constant λ₀/K",
+    "no_kl": "No KL",
+    "flipped": "Flipped sign",
+}
+
+
+def collapse_runs(study):
+    """The runs of the collapse figure: title -> prediction."""
+    return {
+        COLLAPSE_TITLES.get(name, name): study.predictions(COLLAPSE + name)[0] for name in study.scale.collapse.runs
+    }
+
+
+def variance_and_correctness(study, prediction):
+    """Total variance of each test input and whether it is classified right."""
+    right = calibration.correctness(prediction.test.probs, study.labels["test"])
+    return dirichlet.total_variance(prediction.test.alpha), right
+
+
+def collapse_table(study, runs):
+    """Test metrics and evidence of each collapse run; auroc: how well the variance tells right from wrong."""
+    rows = {}
+    for title, prediction in runs.items():
+        variance, right = variance_and_correctness(study, prediction)
+        alpha0 = np.exp(prediction.test.log_alpha0)
+        found = metrics(prediction.test.probs, study.labels["test"], study.settings)
+        rows[title] = {
+            **{name: found[name] for name in ("accuracy", "nll", "ece")},
+            "alpha0_mean": alpha0.mean(),
+            "alpha0_median": np.median(alpha0),
+            "confidence": prediction.test.probs.max(axis=1).mean(),
+            "auroc": roc_auc_score(~right, variance) if 0 < right.mean() < 1 else np.nan,
+        }
+    return pd.DataFrame(rows).T.rename_axis("run")
+
+
+# ------------------------------------------------------------------------------------------- ensembles
+
+
+def ensemble_metrics(study):
+    """Test metrics by ensemble size and estimator."""
+    rows = []
+    for size in study.scale.ensemble["sizes"]:
+        for estimator in ESTIMATORS:
+            probs = study.mean_of(estimator, "test", size)
+            rows.append(
+                {
+                    "estimator": estimator,
+                    "title": ESTIMATORS[estimator],
+                    "size": size,
+                    **metrics(probs, study.labels["test"], study.settings),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------------- selective classification
+
+
+def select(forecast, labels, settings, threshold="empirical"):
+    """A threshold from the calibration split, applied unchanged to the test split."""
+    right = {part: calibration.correctness(forecast.probs[part], labels[part]) for part in records.PARTS}
+    if threshold == "empirical":
+        tau = selective.select_threshold(
+            forecast.uncertainty["calibration"], right["calibration"], settings.risk
+        )
+    else:
+        tau = selective.guaranteed_threshold(
+            forecast.uncertainty["calibration"], right["calibration"], settings.risk, settings.delta
+        )
+    kept = selective.retained(forecast.uncertainty["test"], tau)
+    return Selection(tau, kept, right["test"], forecast, labels["test"])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The outcome on the test split of one threshold."""
+
+    tau: float
+    kept: np.ndarray
+    right: np.ndarray
+    forecast: Forecast
+    labels: np.ndarray
+
+    @property
+    def uncertainty(self):
+        return self.forecast.uncertainty["test"]
+
+    @property
+    def coverage(self):
+        return self.kept.mean()
+
+    @property
+    def risk(self):
+        """Share of the kept that is wrong; NaN where nothing is kept."""
+        return 1 - self.right[self.kept].mean() if self.kept.any() else np.nan
+
+    @property
+    def point(self):
+        """(coverage, risk) on the test split, or None where nothing is kept."""
+        return (self.coverage, self.risk) if self.kept.any() else None
+
+    @property
+    def curve(self):
+        return selective.risk_coverage(self.uncertainty, self.right)
+
+    def table_row(self):
+        """The paper's table of experiment 3: full and retained test."""
+        probs = self.forecast.probs["test"]
+        row = {("Full test", name): value for name, value in _counted(probs, self.labels).items()}
+        retained = _counted(probs[self.kept], self.labels[self.kept])
+        return row | {("Retained test", name): value for name, value in retained.items()}
+
+
+def _counted(probs, labels):
+    if len(labels) == 0:
+        return {"N": 0, "Acc": np.nan, "F1": np.nan, "NLL": np.nan}
+    return {
+        "N": len(labels),
+        "Acc": scores.accuracy(probs, labels),
+        "F1": scores.macro_f1(probs, labels),
+        "NLL": scores.nll(probs, labels),
+    }
+
+
+def threshold_table(chosen, safe, titles):
+    """The paper's threshold and the guaranteed one side by side: tau, coverage and risk on the test split."""
+    rows = []
+    for run in chosen:
+        row = {"Model": titles[run]}
+        for name, selection in (("empirical", chosen[run]), ("guaranteed", safe[run])):
+            row |= {
+                f"{name} tau": selection.tau if np.isfinite(selection.tau) else np.nan,
+                f"{name} coverage": selection.coverage,
+                f"{name} risk": selection.risk,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def single_model_forecast(study, member):
+    """One cross-entropy model as a Dirichlet (D01): the ordering is that of sum p (1 - p)."""
+    probs = {part: np.exp(study.members[part][member]) for part in records.PARTS}
+    return Forecast(probs, {part: (p * (1 - p)).sum(axis=1) for part, p in probs.items()})
+
+
+# ------------------------------------------------------------------------------------------- the study of estimators
+
+
+ORDERINGS = {
+    "max_probability": "1 - largest mean probability",
+    "entropy": "entropy of the mean",
+    "mean_spread": "sum of mu (1 - mu)",
+    "mutual_information": "mutual information of the members",
+    "alpha0": "1 / alpha_0 alone",
+    "total_variance": "total variance (the paper)",
+}
+
+
+def orderings(log_probs, fit):
+    """Uncertainty of each input by each ordering statistic, larger is less certain."""
+    probs = np.exp(log_probs)
+    mu = probs.mean(axis=0)
+    entropy = -np.where(mu > 0, mu * np.log(np.where(mu > 0, mu, 1)), 0).sum(axis=-1)
+    member_entropy = -np.where(probs > 0, probs * log_probs, 0).sum(axis=-1).mean(axis=0)
+    return {
+        "max_probability": 1 - mu.max(axis=-1),
+        "entropy": entropy,
+        "mean_spread": (mu * (1 - mu)).sum(axis=-1),
+        "mutual_information": entropy - member_entropy,
+        "alpha0": 1 / fit.alpha0,
+        "total_variance": fit.total_variance,
+    }
+
+
+def compare_orderings(study, size, draws=1000, seed=0):
+    """AURC and coverage at the target risk of each ordering, with paired bootstrap intervals over test inputs."""
+    labels = study.labels["test"]
+    fit = study.fit("mom", "test", size)
+    found = orderings(study.members["test"][:size], fit)
+    right = calibration.correctness(fit.mean, labels)
+    samples = bootstrap_indices(len(labels), draws, seed)
+    rows, drawn = [], {}
+    for name, uncertainty in found.items():
+        drawn[name] = np.array([selective.aurc(uncertainty[i], right[i]) for i in samples])
+        coverage = [selective.coverage_at_risk(uncertainty[i], right[i], study.settings.risk) for i in samples]
+        rows.append(
+            {
+                "ordering": name,
+                "title": ORDERINGS[name],
+                "aurc": selective.aurc(uncertainty, right),
+                **_interval("aurc", drawn[name]),
+                "coverage": selective.coverage_at_risk(uncertainty, right, study.settings.risk),
+                **_interval("coverage", coverage),
+            }
+        )
+    frame = pd.DataFrame(rows)
+    for row, name in enumerate(found):
+        interval = _interval("difference", drawn[name] - drawn["total_variance"])
+        frame.loc[row, "difference"] = frame.loc[row, "aurc"] - frame["aurc"].iloc[-1]
+        frame.loc[row, list(interval)] = list(interval.values())
+    return frame
+
+
+def bootstrap_indices(inputs, draws, seed=0):
+    """Indices of bootstrap samples of the inputs, (draws, inputs)."""
+    return np.random.default_rng(seed).integers(inputs, size=(draws, inputs))
+
+
+def _interval(name, values, level=0.95):
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def fixed_point_error(study):
+    """Relative error of the paper's fixed-point steps against the converged estimate, by ensemble size."""
+    rows = []
+    for size in study.scale.ensemble["sizes"]:
+        steps, converged = (study.fit(name, "test", size) for name in ("fixed_point", "mle"))
+        usable = converged.converged
+        alpha0 = np.abs(steps.alpha0[usable] / converged.alpha0[usable] - 1)
+        alpha = np.abs(steps.alpha[usable] / converged.alpha[usable] - 1).max(axis=1)
+        rows.append(
+            {
+                "size": size,
+                "inputs": int(usable.sum()),
+                "share_converged": steps.converged.mean(),
+                **{f"alpha0_{name}": np.quantile(alpha0, q) for name, q in _QUANTILES.items()},
+                **{f"alpha_{name}": np.quantile(alpha, q) for name, q in _QUANTILES.items()},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def convergence_frame(errors):
+    """The errors of alpha_0 as their figure takes them."""
+    return pd.DataFrame(
+        {
+            "M": errors["size"],
+            "median": errors["alpha0_median"],
+            "lower": errors["alpha0_median"],
+            "upper": errors["alpha0_q95"],
+        }
+    )
+
+
+_QUANTILES = {"median": 0.5, "q95": 0.95, "max": 1.0}
+
+
+def estimator_comparison(study, size):
+    """Metrics and retained results of each estimator and each aggregation of the moments, at one size."""
+    variants = [(f"mom_{name}", "mom", name) for name in dirichlet.AGGREGATES]
+    variants += [("fixed_point", "fixed_point", None), ("mle", "mle", None)]
+    rows = []
+    for title, estimator, aggregate in variants:
+        fits = {part: study.fit(estimator, part, size, aggregate) for part in records.PARTS}
+        forecast = Forecast(
+            {part: fit.mean for part, fit in fits.items()},
+            {part: fit.total_variance for part, fit in fits.items()},
+        )
+        selection = select(forecast, study.labels, study.settings)
+        right = selection.right
+        retained = selection.table_row()
+        rows.append(
+            {
+                "estimator": title,
+                "alpha0_median": np.median(fits["test"].alpha0),
+                "flagged": (fits["test"].flags != 0).mean(),
+                **metrics(forecast.probs["test"], study.labels["test"], study.settings),
+                "aurc": selective.aurc(forecast.uncertainty["test"], right),
+                "coverage": selection.coverage,
+                "retained_accuracy": retained["Retained test", "Acc"],
+                "retained_nll": retained["Retained test", "NLL"],
+            }
+        )
+    return pd.DataFrame(rows)

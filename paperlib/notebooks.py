@@ -1,0 +1,131 @@
+"""Run a notebook for one dataset of one scale, keep what a failed one got to, and make its page.
+
+A page needs no network and no script: formulas become MathML, figures are inside, one small style sheet.
+"""
+
+import html
+import os
+import re
+import shutil
+from pathlib import Path
+
+import jinja2
+import latex2mathml.converter
+import nbformat
+import papermill
+from nbconvert import HTMLExporter
+
+from paperlib import paths, records
+
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+
+
+class NotebookError(RuntimeError):
+    """A notebook that failed; the message names its partial output."""
+
+
+def run(name, scale, dataset, show_progress=False):
+    """Execute notebooks/NAME.ipynb into results/SCALE/notebooks/, with its page; returns the executed notebook."""
+    source = paths.root() / "notebooks" / f"{name}.ipynb"
+    if not source.exists():
+        known = ", ".join(sorted(path.stem for path in source.parent.glob("*.ipynb")))
+        raise NotebookError(f"there is no notebook {name!r}; there are: {known}")
+    partial = paths.root() / "logs" / scale / f"{name}-{dataset}.ipynb"
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("JUPYTER_PATH", None)  # a kernel of the user's must not shadow the environment's own
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    try:
+        papermill.execute_notebook(
+            source,
+            partial,
+            parameters={"scale": scale, "dataset": dataset},
+            kernel_name="python3",
+            cwd=paths.root(),
+            progress_bar=show_progress,
+            log_output=False,
+        )
+    except papermill.PapermillExecutionError as error:
+        raise NotebookError(
+            f"{name} failed for {dataset} at scale {scale}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
+            f"what it got to is in {partial.relative_to(paths.root())}"
+        ) from None
+    except Exception as error:  # a dead kernel comes as one of several classes
+        if "kernel" not in str(error).lower():
+            raise
+        raise NotebookError(
+            f"the kernel of {name} died for {dataset} at scale {scale} ({error}); out of memory? "
+            f"what it got to is in {partial.relative_to(paths.root())}"
+        ) from None
+    target = paths.results(scale) / "notebooks" / f"{name}-{dataset}.ipynb"
+    with records.replacing(target) as temporary:
+        _without_timings(partial, temporary)
+    write_page(target)
+    return target
+
+
+def _without_timings(executed, target):
+    """Copy an executed notebook less what differs from run to run, so that equal results are equal files."""
+    notebook = nbformat.read(executed, as_version=4)
+    notebook.metadata.pop("papermill", None)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+    nbformat.write(notebook, target)
+
+
+def write_page(executed):
+    """The page NAME.html beside an executed notebook."""
+    notebook = nbformat.read(executed, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = formulas_to_mathml(cell.source)
+        for output in cell.get("outputs", []):
+            if "text/markdown" in output.get("data", {}):
+                output.data["text/markdown"] = formulas_to_mathml(output.data["text/markdown"])
+    exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
+    body, _ = exporter.from_notebook_node(notebook)
+    title = next(
+        line.lstrip("# ") for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("#")
+    )
+    page = Path(executed).with_suffix(".html")
+    with records.replacing(page) as temporary:
+        temporary.write_text(_template("page.html.j2").render(title=title, body=body))
+    return page
+
+
+def formulas_to_mathml(text):
+    """Markdown with $...$ and $$...$$ turned into MathML, which browsers draw by themselves; code stays."""
+    pieces = CODE.split(text)
+    return "".join(piece if i % 2 else FORMULA.sub(_mathml, piece) for i, piece in enumerate(pieces))
+
+
+def _mathml(match):
+    display, inline = match.groups()
+    formula = display or inline
+    markup = latex2mathml.converter.convert(formula.strip(), display="block" if display else "inline")
+    return markup.replace("<math ", f'<math aria-label="{html.escape(formula.strip(), quote=True)}" ', 1)
+
+
+def write_index(scale, entries):
+    """index.html: every figure and table of the paper with its file, picture and notebook; and index.md beside."""
+    folder = paths.results(scale) / "notebooks"
+    for name in ("index.html", "index.md"):
+        with records.replacing(folder / name) as temporary:
+            temporary.write_text(_template(f"{name}.j2").render(scale=scale, entries=entries))
+    return folder / "index.html"
+
+
+def _template(name):
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("paperlib", "."),
+        autoescape=name.endswith("index.html.j2"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
+
+
+def clear_logs(scale):
+    """Forget partial outputs of earlier runs."""
+    shutil.rmtree(paths.root() / "logs" / scale, ignore_errors=True)

@@ -1,0 +1,55 @@
+# Notebooks: one rule a notebook, executed by papermill once a dataset; each writes its figures, tables and page.
+# Figures, tables and pages of `cpu` are tracked, so a fresh clone has them already; the stamp below .built is not
+# tracked, so a fresh clone still rebuilds them once, whatever the files' times.
+
+LIBRARY = [
+    f"paperlib/{name}"
+    for name in (
+        "analysis.py", "calibration.py", "catalogue.py", "dirichlet.py", "_kernels.py", "notebooks.py", "page.html.j2",
+        "paper.mplstyle", "plots.py", "recipes.py", "records.py", "scores.py", "selective.py", "tables.py",
+    )
+]  # fmt: skip
+
+for notebook in catalogue.NOTEBOOKS:
+    ITEMS = [item for item in catalogue.ITEMS if item.notebook == notebook]
+
+    rule:
+        name:
+            notebook
+        input:
+            LIBRARY,
+            notebook=f"notebooks/{notebook}.ipynb",
+            manifests=lambda w, notebook=notebook: manifests(
+                w.scale, w.dataset, catalogue.runs(notebook, SCALES[w.scale], w.dataset)
+            ),
+        output:
+            [file for item in ITEMS for file in item.files("{scale}", "{dataset}")],
+            executed=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.ipynb",
+            page=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.html",
+            stamp=touch(f"results/{{scale}}/.built/{notebook}-{{dataset}}"),
+        params:
+            analysis=lambda w: str((SCALES[w.scale].analysis, SCALES[w.scale].ensemble)),
+        log:
+            f"logs/{{scale}}/{notebook}-{{dataset}}.log",
+        threads: 1
+        resources:
+            mem_mb=2000,
+            runtime=30,
+        shell:
+            f"{{PYTHON}} -m paperlib notebook {notebook} --scale {{wildcards.scale}} --dataset {{wildcards.dataset}}"
+            " 2>&1 | tee {log}"
+
+
+rule index:
+    input:
+        lambda w: [f"results/{w.scale}/.built/{notebook}-{dataset}" for notebook, dataset in wanted(w.scale)],
+        "paperlib/index.html.j2",
+        "paperlib/index.md.j2",
+    output:
+        "results/{scale}/notebooks/index.html",
+        "results/{scale}/notebooks/index.md",
+        stamp=touch("results/{scale}/.built/index"),
+    params:
+        shown=lambda w: " ".join(f"{notebook}:{dataset}" for notebook, dataset in wanted(w.scale)),
+    shell:
+        "{PYTHON} -m paperlib index --scale {wildcards.scale} {params.shown}"

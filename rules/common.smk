@@ -1,0 +1,73 @@
+# What the rules share: checked configurations, and which files belong to which job.
+
+import difflib
+import os
+import sys
+
+from paperlib import catalogue, config as scales
+from snakemake.exceptions import WorkflowError
+
+OPTIONS = ("retrain",)
+for key in config:
+    if key not in OPTIONS:
+        near = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0)[0]
+        raise WorkflowError(f"unknown option --config {key}=...; did you mean {near}?")
+RETRAIN = str(config.get("retrain", "false")).lower() == "true"
+
+try:
+    SCALES = {name: scales.load(name) for name in scales.SCALES}
+except scales.ConfigError as error:
+    raise WorkflowError(str(error)) from None
+
+# Released predictions are inputs, never outputs: no rule trains `cpu` unless it is asked to.
+TRAINED = [name for name in SCALES if name != "cpu" or RETRAIN]
+DATASETS = sorted({dataset for scale in SCALES.values() for dataset in scale.datasets})
+RUNS = sorted({run for scale in SCALES.values() for dataset in scale.datasets for run in scale.runs(dataset)})
+
+
+wildcard_constraints:
+    scale="|".join(SCALES),
+    dataset="|".join(DATASETS),
+    run="|".join(RUNS),
+    first=r"\d{3}",
+
+
+# One thread a process; only the environment's own kernel and packages.
+shell.prefix("set -euo pipefail; export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONNOUSERSITE=1; ")
+PYTHON = sys.executable
+
+
+def chunk(wildcards):
+    """The jobs of one training job of the workflow: models_per_job consecutive seeds of a run."""
+    scale = SCALES[wildcards.scale]
+    first = int(wildcards.first)
+    return scale.jobs(wildcards.dataset, wildcards.run)[first : first + scale.hardware.models_per_job]
+
+
+def manifests(scale, dataset, runs):
+    """Lists of predictions, one a training job."""
+    step = SCALES[scale].hardware.models_per_job
+    return [
+        f"results/{scale}/manifests/{dataset}/{run}-{first:03d}.json"
+        for run in runs
+        for first in range(0, len(SCALES[scale].seeds(dataset, run)), step)
+    ]
+
+
+def is_there(scale, dataset, runs):
+    """Whether a scale's predictions are released or can be trained here."""
+    return scale in TRAINED or all(os.path.exists(path) for path in manifests(scale, dataset, runs))
+
+
+def wanted(scale):
+    """(notebook, dataset) pairs of a scale whose predictions are there or can be made."""
+    return [
+        (notebook, dataset)
+        for notebook, dataset in catalogue.notebooks(SCALES[scale])
+        if is_there(scale, dataset, catalogue.runs(notebook, SCALES[scale], dataset))
+    ]
+
+
+def pages(scale):
+    """What a scale ends in: its index, which needs every page, figure and table."""
+    return [f"results/{scale}/.built/index"] if wanted(scale) else []

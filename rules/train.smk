@@ -1,0 +1,22 @@
+# Training: one job trains a few models of one run and lists them; what is there already is skipped.
+
+
+rule train:
+    output:
+        "results/{scale}/manifests/{dataset}/{run}-{first}.json",
+    wildcard_constraints:
+        scale="|".join(TRAINED),
+    params:
+        # What determines these models, and nothing else: another recipe's weight retrains nothing here.
+        digests=lambda w: [job.digest for job in chunk(w)],
+        seeds=lambda w: ",".join(str(job.seed) for job in chunk(w)),
+    log:
+        "logs/{scale}/train-{dataset}-{run}-{first}.log",
+    threads: 1
+    resources:
+        gpu=lambda w: int(SCALES[w.scale].hardware.device == "cuda"),
+        mem_mb=lambda w: 12000 if w.scale == "paper" else 2000,
+        runtime=lambda w: 24 * 60 if w.scale == "paper" else 120,
+    shell:
+        "{PYTHON} -m paperlib train --scale {wildcards.scale} --dataset {wildcards.dataset} --recipe {wildcards.run}"
+        " --seeds {params.seeds} --workers 1 --replace --manifest {output} 2>&1 | tee {log}"
