@@ -36,6 +36,7 @@ def _is_for_the_user(error):
         "DeviceError",
         "UsageError",
         "EnsembleError",
+        "NotebookError",
         "PolicyError",
     }
     return any(kind.__name__ in names for kind in type(error).__mro__)
@@ -160,8 +161,8 @@ def _parse_seeds(text):
     try:
         seeds = []
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            seeds += range(int(first), int(last if dash else first) + 1)
     except ValueError:
         raise UsageError(f"--seeds {text!r}: give numbers and ranges, such as 0-9 or 0,3,7") from None
     if not seeds:
@@ -407,6 +408,8 @@ def _fit(options):
         policy.save(fitted.policy, folder / "policy.json")
         summary = report.write(folder / "report.html", fitted, ensemble)
     print(f"\n{summary.headline} {summary.more}".rstrip())
+    for note in summary.notes:
+        print(note)
     for warning in summary.warnings:
         print(f"warning: {warning}")
     print(f"wrote {options.output}: {', '.join(ensembles.OUTPUTS)}")

@@ -27,12 +27,10 @@ LN2_LOW = 1.9082149292705877e-10
 ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to an integer, held in the low bits
 # Geometric means below exp(LOWEST) count as zero: their excess is the arithmetic mean itself.
 LOWEST = -700.0
-SERIES_FROM = 10.0  # the asymptotic series below are exact to float64 from here on
+LOWEST_FINITE = -1e300  # stands for -inf where a finite reference is needed
 
 NEWTON_LIMIT = 60
-NEWTON_TOLERANCE = (
-    1e-7  # of the last relative step; the convergence is quadratic, so the error is near its square
-)
+NEWTON_TOLERANCE = 1e-7  # of the last relative step; the convergence is quadratic, so the error is near its square
 LARGEST_STEP = 3.0  # in log alpha
 SENSITIVITY_LIMIT = 1e6  # of d log alpha_0 / d (mean log p): 1e-15 in the latter is 1e-9 in the former
 EPSILON = 2.220446049250313e-16
@@ -122,14 +120,14 @@ def _add_one(a, shift, first, second):
 
 
 @compiled()
-def moments(probs, tolerance, mean, squares):
-    """Fill mean (N, K) and squares, the sums of squared deviations, from probs (M, N, K); True if they look bad.
+def moments(probs, tolerance, offset, squares):
+    """Fill offset (N, K), the mean less the first member, and squares, the sums of squared deviations.
 
-    The sums are shifted by the first member, so they lose at most about log10(M) digits.
+    probs is (M, N, K); True if they look bad. Shifted by the first member, the sums lose at most log10(M) digits.
     """
     members, inputs, classes = probs.shape
     flat = probs.reshape(members, inputs * classes)
-    flat_mean, flat_squares = mean.reshape(-1), squares.reshape(-1)
+    flat_offset, flat_squares = offset.reshape(-1), squares.reshape(-1)
     step = max(1, BLOCK // classes) * classes
     buffers = np.empty((3, step))
     bits, off = np.int64(0), False
@@ -153,9 +151,8 @@ def moments(probs, tolerance, mean, squares):
             bits |= _add_one(a, shift, first, second)
             off |= _sums_off(rows, rows, rows, rows, tolerance)
         for i in range(hi - lo):
-            offset = first[i] / members
-            flat_mean[lo + i] = shift[i] + offset
-            flat_squares[lo + i] = max(0.0, second[i] - first[i] * offset)
+            flat_offset[lo + i] = first[i] / members
+            flat_squares[lo + i] = max(0.0, second[i] - first[i] * flat_offset[lo + i])
     return off or bits < 0
 
 
@@ -185,14 +182,16 @@ def _phi_series(r):
 
 
 @compiled()
-def log_moments(log_probs, tolerance, log_mean, excess):
-    """Fill log_mean and excess (N, K) from log_probs (M, N, K); True if they look bad.
+def log_moments(log_probs, tolerance, offset, excess):
+    """Fill offset (N, K), log_mean less the finite part of the first member, and excess.
+
+    log_probs is (M, N, K); True if they look bad.
 
     Each block is read twice, the second time from the cache: its mean must be known first.
     """
     members, inputs, classes = log_probs.shape
     flat = log_probs.reshape(members, inputs * classes)
-    flat_mean, flat_excess = log_mean.reshape(-1), excess.reshape(-1)
+    flat_offset, flat_excess = offset.reshape(-1), excess.reshape(-1)
     at_once = min(BLOCK // classes, BLOCK_ALL_MEMBERS // (members * classes))
     step = max(1, at_once) * classes
     buffers = np.empty((4, step))
@@ -201,15 +200,18 @@ def log_moments(log_probs, tolerance, log_mean, excess):
         hi = min(lo + step, flat.shape[1])
         centre, scale = buffers[0, : hi - lo], buffers[1, : hi - lo]
         total, probs = buffers[2, : hi - lo], buffers[3, : hi - lo]
-        centre[:] = 0.0
+        for i in range(hi - lo):
+            centre[i] = max(np.float64(flat[0, lo + i]), LOWEST_FINITE)
+            total[i] = 0.0
         for m in range(members):
             member = flat[m, lo:hi]
             for i in range(hi - lo):
-                centre[i] += member[i]
+                total[i] += member[i] - centre[i]
         for i in range(hi - lo):
-            flat_mean[lo + i] = centre[i] / members
-            off |= not (flat_mean[lo + i] <= tolerance)
-            centre[i] = max(flat_mean[lo + i], LOWEST)
+            flat_offset[lo + i] = total[i] / members
+            centre[i] += flat_offset[lo + i]
+            off |= not (centre[i] <= tolerance)
+            centre[i] = max(centre[i], LOWEST)
             scale[i] = math.exp(centre[i])
             total[i] = 0.0
         for m in range(members):
@@ -223,63 +225,81 @@ def log_moments(log_probs, tolerance, log_mean, excess):
 
 @compiled()
 def _exp_phi(centre, d):
-    """exp(centre) * phi(d) without overflow; the limit exp(centre + d) where centre is -inf."""
-    if centre == -math.inf:
-        return 0.0
+    """exp(centre) * phi(d) without overflow, where exp(centre + d) is at most 1."""
     if abs(d) > 0.3:
         return math.exp(centre + d) - math.exp(centre) * (1.0 + d)
     return math.exp(centre) * (d * d) * _phi_series(d)
 
 
 @compiled()
-def merge_log_moments(log_mean, excess, weight, other_log_mean, other_excess, other_weight):
-    """Merge the statistics of other members, in place; the weights are the shares of the members and sum to 1."""
-    for i in range(log_mean.size):
-        a, b = log_mean[i], other_log_mean[i]
+def merge_log_moments(reference, offset, excess, weight, other_reference, other_offset, other_excess, other_weight):
+    """Merge the statistics of other members, in place; the weights are the shares of the members and sum to 1.
+
+    log_mean is kept as reference + offset: its changes stay exact although they may be far below its own rounding.
+    """
+    for i in range(reference.size):
+        a, b = reference[i] + offset[i], other_reference[i] + other_offset[i]
         gap = weight * excess[i] + other_weight * other_excess[i]
         if a == -math.inf or b == -math.inf:
             excess[i] = gap + weight * math.exp(a) + other_weight * math.exp(b)
-            log_mean[i] = -math.inf
+            offset[i] = -math.inf
         else:
-            mean = a + other_weight * (b - a)
-            left, right = _exp_phi(mean, -other_weight * (b - a)), _exp_phi(mean, weight * (b - a))
+            step = (other_reference[i] - reference[i]) + (other_offset[i] - offset[i])
+            offset[i] += other_weight * step
+            mean = reference[i] + offset[i]
+            left, right = _exp_phi(mean, -other_weight * step), _exp_phi(mean, weight * step)
             excess[i] = gap + weight * left + other_weight * right
-            log_mean[i] = mean
 
 
 # --------------------------------------------------------------------------------------- special functions
 
 
-@compiled()
-def _chi_tau(x):
-    """chi = log x - digamma(x) and tau = x trigamma(x) - 1, both positive, without cancellation for large x."""
-    reciprocals, squares, start = 0.0, 0.0, x
-    while x < SERIES_FROM:
-        inverse = 1.0 / x
-        reciprocals += inverse
-        squares += inverse * inverse
-        x += 1.0
-    u = 1.0 / x
-    v = u * u
-    chi = u * 0.5 + v * (
-        1 / 12
-        - v * (1 / 120 - v * (1 / 252 - v * (1 / 240 - v * (1 / 132 - v * (691 / 32760 - v * (1 / 12))))))
+@compiled(fastmath={"contract"})
+def _shifted(x):
+    """What digamma and trigamma at x > 0 are made of, after a shift to y = x + 10 where x < 10 (else y = x).
+
+    Returns y, chi(y) = log y - digamma(y), sum = digamma(y) - digamma(x), and tau(x) = x trigamma(x) - 1. With
+    u = x (x + 9), the ten factors x, ..., x + 9 are five pairs u + j (9 - j), whose product is Q(u); the sums of
+    1 / (x + j) and 1 / (x + j)^2 follow from Q and its derivatives, with one division.
+    """
+    y = x + 10.0 if x < 10.0 else x
+    r = 1.0 / y
+    v = r * r
+    chi = r * 0.5 + v * (
+        1 / 12 - v * (1 / 120 - v * (1 / 252 - v * (1 / 240 - v * (1 / 132 - v * (691 / 32760 - v * (1 / 12))))))
     )
-    tau = u * 0.5 + v * (
+    tau = r * 0.5 + v * (
         1 / 6 - v * (1 / 30 - v * (1 / 42 - v * (1 / 30 - v * (5 / 66 - v * (691 / 2730 - v * (7 / 6))))))
     )
-    if start < SERIES_FROM:
-        chi = (chi + math.log(start / x)) + reciprocals
-        tau = start * ((1.0 + tau) / x + squares) - 1.0
+    if x >= 10.0:
+        return y, chi, 0.0, tau
+    u, slope = x * (x + 9.0), 2.0 * x + 9.0
+    inverse = 1.0 / (u * (40320.0 + u * (12176.0 + u * (1308.0 + u * (60.0 + u)))))
+    first = (40320.0 + u * (24352.0 + u * (3924.0 + u * (240.0 + 5.0 * u)))) * inverse
+    second = (24352.0 + u * (7848.0 + u * (720.0 + 20.0 * u))) * inverse
+    squares = slope * slope * (first * first - second) - 2.0 * first
+    return y, chi, slope * first, x * ((1.0 + tau) * r + squares) - 1.0
+
+
+@compiled()
+def _chi_tau(x):
+    """chi(x) = log x - digamma(x) and tau(x), both positive, without cancellation for large x."""
+    y, chi, climb, tau = _shifted(x)
+    if x < 10.0:
+        chi = (chi + math.log(x / y)) + climb
     return chi, tau
+
+
+@compiled()
+def _digamma_tau(x):
+    y, chi, climb, tau = _shifted(x)
+    return (math.log(y) - chi) - climb, tau
 
 
 @compiled()
 def digamma(x):
     """Digamma of x > 0; -inf at 0."""
-    if x == 0.0:
-        return -math.inf
-    return math.log(x) - _chi_tau(x)[0]
+    return _digamma_tau(x)[0] if x > 0.0 else -math.inf
 
 
 @compiled()
@@ -291,8 +311,8 @@ def inverse_digamma(y):
         return 0.0
     x = math.exp(y) + 0.5 if y >= -2.22 else -1.0 / (y + EULER)
     for _ in range(8):
-        chi, tau = _chi_tau(x)
-        change = (y + chi - math.log(x)) / (1.0 + tau)
+        value, tau = _digamma_tau(x)
+        change = (y - value) / (1.0 + tau)
         x *= math.exp(change)
         if abs(change) < 1e-8:
             break
@@ -345,27 +365,25 @@ def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, f
     estimates = np.empty(classes)
     per_member = 1.0 / (members - 1)
     for n in range(inputs):
-        valid, flat, summed, numerator, spread = 0, 0, 0.0, 0.0, 0.0
         for k in range(classes):
-            mu, variance = mean[n, k], squares[n, k] * per_member
-            numerator += mu * (1.0 - mu)
-            spread += variance
-            if mu == 0.0:
-                flags[n] |= ZERO_CLASS
+            estimates[k] = mean[n, k] * (1.0 - mean[n, k]) / (squares[n, k] * per_member) - 1.0
+        valid, flat, summed = 0, 0, 0.0
+        for k in range(classes):
+            floor = ROUNDING_SPACINGS * max(epsilon * mean[n, k], smallest)
+            if squares[n, k] * per_member <= floor * floor:
+                flags[n] |= ZERO_CLASS if mean[n, k] == 0.0 else CONSTANT_CLASS
                 flat += 1
-                continue
-            if variance <= (ROUNDING_SPACINGS * max(epsilon * mu, smallest)) ** 2:
-                flags[n] |= CONSTANT_CLASS
-                flat += 1
-                continue
-            estimate = mu * (1.0 - mu) / variance - 1.0
-            if estimate > 0.0:
-                estimates[valid] = estimate
-                summed += math.log(estimate) if aggregate == GEOMETRIC else estimate
+            elif estimates[k] > 0.0:
+                summed += math.log(estimates[k]) if aggregate == GEOMETRIC else estimates[k]
+                estimates[valid] = estimates[k]
                 valid += 1
         if flat == classes:
             total = MAX_ALPHA0
         elif aggregate == TRACE:
+            numerator, spread = 0.0, 0.0
+            for k in range(classes):
+                numerator += mean[n, k] * (1.0 - mean[n, k])
+                spread += squares[n, k] * per_member
             total = numerator / spread - 1.0
         elif valid == 0:
             total = 0.0
@@ -450,25 +468,28 @@ def maximum_likelihood(log_mean, excess, epsilon, alpha, flags, converged, steps
 
         s = (count - 1) / (2.0 * d)
         chi_s, tau_s = _chi_tau(s)
+        level, shrink = math.log(s) - chi_s - d, math.exp(-(chi_s + d))
         for j in range(count):
-            y = (math.log(s) - chi_s) + (log_w[j] - d)
-            a[j] = math.exp(y) + 0.5 if y >= -2.22 else -1.0 / (y + EULER)
+            # Minka's start of the inverse digamma of level + log w; e itself, not log(a / (s w)), which would cancel.
+            limit = s * w[j] * shrink
+            a[j] = limit + 0.5 if limit >= 0.11 else -1.0 / (level + log_w[j] + EULER)
             large[j] = a[j] >= 1.0
-            e[j] = math.log(a[j] / s) - log_w[j]
+            e[j] = math.log1p(0.5 / limit) - (chi_s + d) if large[j] else 0.0
         last_step, sensitivity = math.inf, 0.0
         while True:
-            log_s = math.log(s)
+            level = math.log(s) - chi_s - d
             balance, pull, decrease, response, squared = 0.0, 0.0, 0.0, 0.0, 0.0
             for j in range(count):
-                chi, tau = _chi_tau(a[j])
-                slope[j] = 1.0 + tau
-                tail[j] = tau - tau_s
                 if large[j]:
+                    chi, tau = _chi_tau(a[j])
                     residual[j] = (e[j] - chi) + (chi_s + d)
                     balance += w[j] * math.expm1(e[j])
                 else:
-                    residual[j] = ((math.log(a[j]) - chi) - (log_s - chi_s)) - (log_w[j] - d)
+                    value, tau = _digamma_tau(a[j])
+                    residual[j] = (value - level) - log_w[j]
                     balance += a[j] / s - w[j]
+                slope[j] = 1.0 + tau
+                tail[j] = tau - tau_s
                 share = a[j] / s / slope[j]
                 pull += share * residual[j]
                 decrease += share * tail[j]

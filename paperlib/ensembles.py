@@ -20,6 +20,7 @@ from paperlib import checks
 KINDS = ("probs", "log_probs", "logits")
 PARTS = ("calibration", "test")
 TABLES = (".csv", ".parquet")
+SPECIAL_COLUMNS = {"ids": "id", "labels": "label", "split": "split"}
 OUTPUTS = ("inputs.csv", "inputs.parquet", "policy.json", "report.html")
 # Numbers held at a time: a block of inputs is that many divided by members x classes.
 BLOCK_VALUES = 2**22
@@ -43,8 +44,7 @@ class _OnDisk:
     order: str
 
     def read(self, rows):
-        mapped = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)
-        return np.array(mapped[..., rows, :])
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)[..., rows, :]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class Ensemble:
     folder: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
     @property
+    def dtype(self):
+        """The type that holds the numbers of all members."""
+        return np.result_type(*(source.dtype for source in self.sources))
+
+    @property
     def blocks(self):
         """Slices of inputs to read one after the other."""
         members, inputs, classes = self.shape
@@ -94,8 +99,11 @@ class Ensemble:
     def read(self, rows):
         """Values (M, n, K) of a slice of inputs, as they are stored."""
         if len(self.sources) == 1:
-            return self.sources[0].read(rows)
-        return np.stack([source.read(rows) for source in self.sources])
+            return np.array(self.sources[0].read(rows))
+        values = np.empty((self.shape[0], rows.stop - rows.start, self.shape[2]), self.dtype)
+        for member, source in enumerate(self.sources):
+            values[member] = source.read(rows)
+        return values
 
     def first_problem(self, rows, values):
         """The EnsembleError that says which value of a block is no prediction; None if all are."""
@@ -148,9 +156,7 @@ def read(paths, kind=None, labels=None, split=None, ids=None, class_names=None, 
     endings = {path.suffix.lower() for path in paths}
     unknown = endings - {".npz", ".npy", *TABLES}
     if unknown:
-        raise EnsembleError(
-            f"cannot read {', '.join(sorted(unknown))} files; use .npz, .npy, .csv or .parquet"
-        )
+        raise EnsembleError(f"cannot read {', '.join(sorted(unknown))} files; use .npz, .npy, .csv or .parquet")
     if ".npz" in endings and len(paths) > 1:
         raise EnsembleError("give one .npz with all members, or one .npy, .csv or .parquet a member")
     folder, notes, known = tempfile.TemporaryDirectory(prefix="paperlib-"), [], {}
@@ -166,10 +172,10 @@ def read(paths, kind=None, labels=None, split=None, ids=None, class_names=None, 
     ids = known.get("ids") if known.get("ids") is not None else _side_file(ids, "id", None)
     labels = known.get("labels") if known.get("labels") is not None else _side_file(labels, "label", ids)
     split = known.get("split") if known.get("split") is not None else _side_file(split, "split", ids)
-    kind = kind or default_kind
+    said_by = "as said" if kind else "as the policy says"
     names = _class_names(class_names) if class_names is not None else known.get("class_names")
     files = [str(path) for path in paths]
-    return _assemble(sources, files, kind, labels, split, ids, names, notes, folder)
+    return _assemble(sources, files, kind or default_kind, labels, split, ids, names, notes, folder, said_by)
 
 
 def _npy(path):
@@ -246,15 +252,21 @@ def _read_table(path, text_columns):
 
 def _read_tables(paths, labels, split, ids, folder):
     """Members as float arrays on disk in the order of the first file, and what the first file says of the inputs."""
-    special = {"ids": ids or "id", "labels": labels or "label", "split": split or "split"}
+    asked, special = {"ids": ids, "labels": labels, "split": split}, dict(SPECIAL_COLUMNS)
     sources, known, columns = [], {}, None
     for number, path in enumerate(paths):
-        table = _read_table(path, special.values())
+        table = _read_table(path, [*special.values(), *filter(None, asked.values())])
+        if number == 0:
+            special |= {what: name for what, name in asked.items() if name in table}
         found = [name for name in table.columns if name not in special.values()]
         id_column = table[special["ids"]].astype(str).to_numpy(str) if special["ids"] in table else None
         if number == 0:
             columns = found
-            known = {what: table[name].to_numpy() for what, name in special.items() if name in table}
+            known = {
+                what: table[name].to_numpy()
+                for what, name in special.items()
+                if name in table and asked[what] in (None, name)
+            }
             known |= {"ids": id_column, "class_names": np.array(columns, str)}
         if found != columns:
             raise EnsembleError(
@@ -279,9 +291,10 @@ def _numeric(columns, path, ids):
     if bad.any():
         row, column = (int(i) for i in np.argwhere(bad)[0])
         name = f" (id {ids[row]})" if ids is not None else ""
-        found = columns.iloc[row, column]
+        cell = columns.iloc[row, column]
+        found = "an empty cell" if pd.isna(cell) else repr(cell)
         raise EnsembleError(
-            f"{path}, row {row + 1} of the data{name}, column {columns.columns[column]}: {found!r} is no number"
+            f"{path}, row {row + 1} of the data{name}, column {columns.columns[column]}: {found} is no number"
         )
     return values
 
@@ -338,7 +351,7 @@ def _class_names(given):
     return [str(name).strip() for name in given if str(name).strip()]
 
 
-def _assemble(sources, files, kind, labels, split, ids, class_names, notes, folder=None):
+def _assemble(sources, files, kind, labels, split, ids, class_names, notes, folder=None, said_by="as said"):
     shape, files = _shape(sources, files)
     members, inputs, classes = shape
     for name, given in (("labels", labels), ("split", split), ("ids", ids)):
@@ -357,7 +370,7 @@ def _assemble(sources, files, kind, labels, split, ids, class_names, notes, fold
     class_names = tuple(str(name) for name in class_names) if named else tuple(map(str, range(classes)))
     if len(class_names) != classes or len(set(class_names)) != classes:
         raise EnsembleError(f"{len(set(class_names))} different class names for {classes} classes")
-    said = "as said" if kind else "recognised from the values"
+    said = said_by if kind else "recognised from the values"
     kind = checks.choice("kind", kind, KINDS) if kind else _recognised(sources, files)
     notes = [
         f"{members} members, {inputs:,} inputs, {classes} classes; {kind} ({said}), {sources[0].dtype}",
@@ -367,6 +380,8 @@ def _assemble(sources, files, kind, labels, split, ids, class_names, notes, fold
         labels = _label_indices(labels, class_names)
         notes.append(f"labels of {np.count_nonzero(labels >= 0):,} inputs")
     calibration, test = (None, None) if split is None else _parts(split)
+    if split is not None:
+        notes.append(f"split: {calibration.sum():,} inputs for calibration, {test.sum():,} for test")
     return Ensemble(
         tuple(sources), files, shape, kind, ids, class_names, named, labels, calibration, test, tuple(notes), folder
     )

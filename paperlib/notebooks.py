@@ -44,6 +44,7 @@ def run(name, scale, dataset, show_progress=False):
             cwd=paths.root(),
             progress_bar=show_progress,
             log_output=False,
+            extra_arguments=["--log-level=ERROR"],
         )
     except papermill.PapermillExecutionError as error:
         raise NotebookError(

@@ -538,8 +538,12 @@ def _simplex(ax, corners):
     for side, (x, y), name in zip(
         ("left", "right", "center"), np.column_stack(_plane(np.eye(3))), corners, strict=True
     ):
-        place = {"left": (-0.1, -0.11), "right": (1.1, -0.11), "center": (x, y + 0.03)}[side]
-        ax.text(*place, _clipped(name, 16), ha=side, va="baseline", fontsize=SMALL)
+        # A long name under a lower corner grows inwards, a short one is centred on it.
+        if side != "center" and len(name) > 6:
+            x += -0.1 if side == "left" else 0.1
+        else:
+            side = "center"
+        ax.text(x, y + 0.03 if y else -0.11, _clipped(name, 16), ha=side, va="baseline", fontsize=SMALL)
 
 
 def _density(ax, alpha, steps=400):

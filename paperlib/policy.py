@@ -206,7 +206,8 @@ def _statistics(policy, ensemble, progress):
         found.uncertainty[rows] = (
             1 - mean.max(axis=1) if policy.order == "least_confidence" else getattr(fitted, policy.order)
         )
-        sample.append(_probs(values[:, -rows.start % stride :: stride], ensemble.kind))
+        # A copy: a view would keep the block.
+        sample.append(_probs(values[:, -rows.start % stride :: stride].copy(), ensemble.kind))
     return found, np.concatenate(sample, axis=1)
 
 

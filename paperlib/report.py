@@ -52,11 +52,12 @@ TITLES = {
 
 
 class Summary(NamedTuple):
-    """What the report says first: a sentence, some more, and what could mislead."""
+    """What the report says first: a sentence, some more, what could mislead, what else to know."""
 
     headline: str
     more: str
     warnings: tuple
+    notes: tuple
 
 
 def write(path, fitted, ensemble):
@@ -68,7 +69,7 @@ def write(path, fitted, ensemble):
 
 def render(fitted, ensemble):
     """The report as HTML text, and its Summary."""
-    summary = Summary(*headline(fitted), tuple(warnings(fitted, ensemble)))
+    summary = Summary(*headline(fitted), tuple(warnings(fitted, ensemble)), tuple(_notes(fitted)))
     labelled = bool(fitted.calibration.any())
     figures = [_uncertainty_figure(fitted)]
     context = {"grid": [], "facts": _facts(fitted, ensemble), "thresholds": [], "areas": None}
@@ -89,7 +90,7 @@ def render(fitted, ensemble):
         **context,
         policy=fitted.policy,
         summary=summary,
-        notes=_notes(fitted, ensemble),
+        notes=(*ensemble.notes, *summary.notes),
         figures={figure["id"]: figure for figure in figures},
         evaluated=_evaluated_name(fitted),
         palettes=PALETTES,
@@ -168,13 +169,13 @@ def headline(fitted):
     more = {
         "guaranteed": f"The error rate among these is at most {percent(rule.risk)}, {sure}.",
         "coverage": f"The error rate among these is at most {bound}, {sure}.",
-        "empirical": f"At most {percent(rule.risk)} of these were wrong on {counted}; nothing is promised for new inputs.",
+        "empirical": f"At most {percent(rule.risk)} of these were wrong on {counted}. New ones carry no promise.",
     }[rule.threshold]
     found = _at(fitted, rule.tau)
     if fitted.test.any() and found["kept"]:
         more += (
-            f" On {found['inputs']:,} test inputs it kept {found['kept']:,}, of which {percent(found['risk'])} were wrong "
-            f"({_interval(found['errors'], found['kept'])})."
+            f" On {found['inputs']:,} test inputs it kept {found['kept']:,}, of which {percent(found['risk'])} were "
+            f"wrong ({_interval(found['errors'], found['kept'])})."
         )
     return f"The classifier may act alone on {percent(found['coverage'])} of the inputs.", more
 
@@ -185,19 +186,17 @@ def _interval(successes, trials):
     return f"95\u00a0%: {percent(low)} to {percent(high)}"
 
 
-def _notes(fitted, ensemble):
-    notes = list(ensemble.notes)
+def _notes(fitted):
     if fitted.calibration.any() and not fitted.test.any():
-        notes.append(
+        yield (
             "All labelled inputs were used for calibration, so there is no independent test: accuracy, calibration and "
             "empirical risk below are those of the inputs the threshold was chosen on."
         )
     if fitted.policy.temperature is not None:
-        notes.append(
+        yield (
             f"Temperature {fitted.policy.temperature:.4g}, fitted on the calibration inputs, rescales the confidence. "
             "Order, predictions and decisions do not depend on it."
         )
-    return notes
 
 
 def _facts(fitted, ensemble):
@@ -251,9 +250,9 @@ def warnings(fitted, ensemble):
         )
     if rule.thresholds["guaranteed"]["kept"] == 0:
         yield (
-            f"No threshold can be guaranteed at an error rate of {percent(rule.risk)} with {percent(1 - rule.delta, 0)} "
-            f"confidence: {rule.calibration['errors']} of {count} calibration inputs are wrong. Ask for a higher risk, or "
-            "label more inputs."
+            f"No threshold can be guaranteed at an error rate of {percent(rule.risk)} with "
+            f"{percent(1 - rule.delta, 0)} confidence: {rule.calibration['errors']} of {count} calibration inputs are "
+            "wrong. Ask for a higher risk, or label more inputs."
         )
     rows = _evaluated(fitted)
     scored = {
@@ -261,10 +260,11 @@ def warnings(fitted, ensemble):
         for name, values in {rule.order: decisions.uncertainty, "least_confidence": -decisions.mean.max(axis=1)}.items()
     }
     if scored[rule.order] > 1.2 * scored["least_confidence"] + 0.005:
+        other = ", or another --aggregate" if rule.estimator == "mom" else ""
         yield (
             f"Ordered by {TITLES[rule.order]}, errors come too early: AURC {scored[rule.order]:.3f} on the "
-            f"{_evaluated_name(fitted)}, against {scored['least_confidence']:.3f} when ordered by confidence alone. Nearly "
-            "saturated classes can dominate alpha_0: try --aggregate trace, or --order least_confidence."
+            f"{_evaluated_name(fitted)}, against {scored['least_confidence']:.3f} when ordered by confidence alone. "
+            f"Try --order least_confidence{other}."
         )
     score = decisions.uncertainty[fitted.calibration]
     rest = ~fitted.calibration & ~fitted.test
@@ -288,10 +288,10 @@ def warnings(fitted, ensemble):
 
 FLAG_TEXTS = {
     dirichlet.Flag.NO_SPREAD: "all members say the same, so the concentration is at its upper limit.",
-    dirichlet.Flag.OVERDISPERSED: "members contradict each other with full confidence; the concentration is at its lower limit.",
-    dirichlet.Flag.ZERO_CLASS: "a class has probability 0 in all members; its alpha is 0. Log-probabilities or logits avoid that.",
-    dirichlet.Flag.UNDERFLOW: "a log-probability is -inf, so the likelihood has no maximum. Use logits, or the moments.",
-    dirichlet.Flag.CLIPPED: "probabilities of 0 were raised before taking logarithms. Log-probabilities or logits avoid that.",
+    dirichlet.Flag.OVERDISPERSED: "members contradict each other fully; the concentration is at its lower limit.",
+    dirichlet.Flag.ZERO_CLASS: "a class has probability 0 in all members, so its alpha is 0. Logits avoid that.",
+    dirichlet.Flag.UNDERFLOW: "a log-probability is -inf, so the likelihood has no maximum. Logits avoid that.",
+    dirichlet.Flag.CLIPPED: "probabilities of 0 were raised before taking logarithms. Logits avoid that.",
 }
 
 
@@ -305,11 +305,11 @@ def _member_warnings(sample, files):
         elif len(values) > 1 and np.ptp(values, axis=0).max() < 1e-9:
             yield f"{files[member]} says the same of every input: is it trained?"
         elif np.mean(values.max(axis=1) == 1) > 0.5:
-            yield f"{files[member]} gives mostly probabilities of exactly 0 and 1: use its logits, or a finer number type."
+            yield f"{files[member]} gives mostly probabilities of exactly 0 and 1: use its logits."
         elif agreement[member] < 0.5 * np.median(agreement):
             yield (
-                f"{files[member]} agrees with the ensemble on {percent(agreement[member], 0)} of the inputs, the middle "
-                f"member on {percent(np.median(agreement), 0)}: are its classes or inputs in another order?"
+                f"{files[member]} agrees with the ensemble on {percent(agreement[member], 0)} of the inputs, the "
+                f"middle member on {percent(np.median(agreement), 0)}: are its classes or inputs in another order?"
             )
     if len(sample) < FEW_MEMBERS:
         yield f"Only {len(sample)} members: their spread, and with it alpha_0, is a rough estimate."
@@ -512,7 +512,8 @@ def _histogram_figure(fitted, mean, labels):
     )
     return _figure(
         *("histogram", "Confidence of right and wrong predictions", traces),
-        f"Number of right and wrong predictions by confidence: {found.correct.sum():,} right, {found.incorrect.sum():,} wrong; {above}.",
+        f"Number of right and wrong predictions by confidence: {found.correct.sum():,} right, "
+        f"{found.incorrect.sum():,} wrong; {above}.",
         ("confidence", "right", "wrong"),
         [
             (f"{a:.1f} to {b:.1f}", f"{right:,}", f"{wrong:,}")
@@ -545,7 +546,7 @@ def _uncertainty_figure(fitted):
             )
     low, middle, high = np.quantile(score, (0.05, 0.5, 0.95))
     order = TITLES[fitted.policy.order]
-    alt = f"Distribution of the {order}: median {middle:.3g}, 5 % of the inputs are below {low:.3g}, 5 % above {high:.3g}."
+    alt = f"Distribution of the {order}: median {middle:.3g}, 5 % of inputs are below {low:.3g}, 5 % above {high:.3g}."
     tau, shapes = fitted.policy.tau, []
     if tau is not None and np.isfinite(tau):
         alt += f" Inputs up to the threshold {tau:.5g} are kept."
@@ -600,7 +601,7 @@ def _class_figure(fitted, ensemble):
             )
             for k in order
         ],
-        xaxis={"title": "share abstained", "tickformat": ".0%", "range": [0, 1.02]},
+        xaxis={"title": "share abstained", "tickformat": ".0%", "range": [0, min(1.02, max(0.1, 1.2 * share.max()))]},
         yaxis={"type": "category"},
     )
     layout = json.loads(figure["json"])

@@ -28,15 +28,18 @@ for notebook in catalogue.NOTEBOOKS:
             page=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.html",
             stamp=touch(f"results/{{scale}}/.built/{notebook}-{{dataset}}"),
         params:
+            notebook=notebook,
             analysis=lambda w: str((SCALES[w.scale].analysis, SCALES[w.scale].ensemble)),
         log:
             f"logs/{{scale}}/{notebook}-{{dataset}}.log",
+        message:
+            f"{notebook} for {{wildcards.dataset}} at scale {{wildcards.scale}}"
         threads: 1
         resources:
             mem_mb=2000,
             runtime=30,
         shell:
-            f"{{PYTHON}} -m paperlib notebook {notebook} --scale {{wildcards.scale}} --dataset {{wildcards.dataset}}"
+            "{PYTHON} -m paperlib notebook {params.notebook} --scale {wildcards.scale} --dataset {wildcards.dataset}"
             " 2>&1 | tee {log}"
 
 

@@ -12,6 +12,8 @@ rule train:
         seeds=lambda w: ",".join(str(job.seed) for job in chunk(w)),
     log:
         "logs/{scale}/train-{dataset}-{run}-{first}.log",
+    message:
+        "training {wildcards.run} on {wildcards.dataset}, seeds {params.seeds}"
     threads: 1
     resources:
         gpu=lambda w: int(SCALES[w.scale].hardware.device == "cuda"),

@@ -92,7 +92,7 @@ def test_schema_lists_the_names_the_code_knows():
     assert tuple(SCHEMA["$defs"]["schedule"]["enum"]) == losses.SCHEDULES
     assert names_in(next(iter(properties["recipes"]["patternProperties"]))) == tuple(RECIPES)
     assert names_in(next(iter(properties["datasets"]["patternProperties"]))) == datasets.NAMES
-    assert config.FROZEN_TRUNK == tuple(name for name, spec in networks.SPECS.items() if spec.frozen_trunk)
+    assert tuple(name for name, spec in networks.SPECS.items() if spec.frozen_trunk) == config.FROZEN_TRUNK
 
 
 def test_what_one_recipe_may_change_are_fields_of_a_job():
@@ -150,9 +150,7 @@ def test_all_problems_are_told_at_once():
         edited(change)
     lines = str(error.value).splitlines()
     assert len(lines) == 3
-    assert all(
-        any(key in line for line in lines) for key in ("training.batch_size", "losses.lambda0", "'colapse'")
-    )
+    assert all(any(key in line for line in lines) for key in ("training.batch_size", "losses.lambda0", "'colapse'"))
 
 
 @pytest.mark.parametrize(

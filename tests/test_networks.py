@@ -82,7 +82,7 @@ def test_missing_weights_say_how_to_get_them(monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr(networks.models, "resnet18", no_network)
-    with pytest.raises(networks.WeightsError, match="no route to host.*python -m paperlib data fetch --scale paper"):
+    with pytest.raises(networks.WeightsError, match=r"no route to host.*python -m paperlib data fetch --scale paper"):
         networks.build("resnet18", classes=5, pretrained=True)
 
 

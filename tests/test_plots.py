@@ -368,7 +368,7 @@ def test_convergence_is_on_a_log_axis(ax, titles):
     assert_labelled(ax)
 
 
-# Diagrams and helpers
+# Diagrams, legends and panel names
 
 
 def test_mom_construction_shows_members_moments_and_density(members):
