@@ -355,23 +355,25 @@ def fixed_point(log_mean, iterations, tolerance, alpha, converged, steps, gradie
 
 
 @compiled()
-def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, flags):
-    """Algorithm 1 from the moments: alpha (N, K) and flags for each input.
+def concentration(first, offset, squares, members, epsilon, smallest, aggregate, alpha, flags):
+    """Algorithm 1 from the moments, with the mean first + offset: alpha (N, K) and flags for each input.
 
     epsilon and smallest describe the spacing of the numbers the probabilities came in: a standard deviation within
     a few spacings is rounding, not spread.
     """
-    inputs, classes = mean.shape
+    inputs, classes = alpha.shape
     estimates = np.empty(classes)
     per_member = 1.0 / (members - 1)
     for n in range(inputs):
+        mean = alpha[n]
         for k in range(classes):
-            estimates[k] = mean[n, k] * (1.0 - mean[n, k]) / (squares[n, k] * per_member) - 1.0
+            mean[k] = first[n, k] + offset[n, k]
+            estimates[k] = mean[k] * (1.0 - mean[k]) / (squares[n, k] * per_member) - 1.0
         valid, flat, summed = 0, 0, 0.0
         for k in range(classes):
-            floor = ROUNDING_SPACINGS * max(epsilon * mean[n, k], smallest)
+            floor = ROUNDING_SPACINGS * max(epsilon * mean[k], smallest)
             if squares[n, k] * per_member <= floor * floor:
-                flags[n] |= ZERO_CLASS if mean[n, k] == 0.0 else CONSTANT_CLASS
+                flags[n] |= ZERO_CLASS if mean[k] == 0.0 else CONSTANT_CLASS
                 flat += 1
             elif estimates[k] > 0.0:
                 summed += math.log(estimates[k]) if aggregate == GEOMETRIC else estimates[k]
@@ -382,7 +384,7 @@ def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, f
         elif aggregate == TRACE:
             numerator, spread = 0.0, 0.0
             for k in range(classes):
-                numerator += mean[n, k] * (1.0 - mean[n, k])
+                numerator += mean[k] * (1.0 - mean[k])
                 spread += squares[n, k] * per_member
             total = numerator / spread - 1.0
         elif valid == 0:
@@ -400,7 +402,7 @@ def concentration(mean, squares, members, epsilon, smallest, aggregate, alpha, f
             flags[n] |= OVERDISPERSED
             total = MIN_ALPHA0
         for k in range(classes):
-            alpha[n, k] = mean[n, k] * total
+            mean[k] *= total  # in place: this is alpha
 
 
 @compiled()

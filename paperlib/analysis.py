@@ -16,8 +16,8 @@ from paperlib.config import COLLAPSE
 from paperlib.recipes import EVIDENTIAL, RECIPES
 
 ESTIMATORS = {
-    "ensemble": "Plain ensemble",
     "mom": "MoM",
+    "ensemble": "Plain ensemble",
     "fixed_point": "MLE (20 steps)",
     "mle": "MLE (converged)",
 }
@@ -401,9 +401,9 @@ def single_model_forecast(study, member):
 ORDERINGS = {
     "max_probability": "1 - largest mean probability",
     "entropy": "entropy of the mean",
-    "mean_spread": "sum of mu (1 - mu)",
+    "mean_spread": r"$\sum_k \mu_k (1 - \mu_k)$ of the mean",
     "mutual_information": "mutual information of the members",
-    "alpha0": "1 / alpha_0 alone",
+    "alpha0": r"$1 / \alpha_0$ alone",
     "total_variance": "total variance (the paper)",
 }
 

@@ -315,7 +315,7 @@ def _run_pass(kernel, values, convert=None):
 
 
 def _first_member(values, convert=None):
-    first = values[0].astype(np.float64)
+    first = np.ascontiguousarray(values[0], np.float64)
     return first if convert is None else convert(first)
 
 
@@ -349,11 +349,11 @@ def _spacing(dtype):
     return max(float(info.eps), kernels.EPSILON), float(info.smallest_subnormal)
 
 
-def _moment_fit(average, squares, members, spacing, aggregate):
+def _moment_fit(first, offset, squares, members, spacing, aggregate):
     code = AGGREGATES[checks.choice("aggregate", aggregate, AGGREGATES)]
-    alpha, flags = np.empty_like(average), np.zeros(len(average), np.int64)
-    kernels.concentration(average, squares, members, *spacing, code, alpha, flags)
-    return DirichletFit(alpha, (flags & UNDETERMINED) == 0, flags, np.zeros(len(average), np.int64))
+    alpha, flags = np.empty_like(offset), np.zeros(len(offset), np.int64)
+    kernels.concentration(first, offset, squares, members, *spacing, code, alpha, flags)
+    return DirichletFit(alpha, (flags & UNDETERMINED) == 0, flags, np.zeros(len(offset), np.int64))
 
 
 def _fixed_point_fit(log_mean, start, iterations, tol):
@@ -395,9 +395,7 @@ def fit_moments(probs, aggregate="mean"):
     """
     checks.choice("aggregate", aggregate, AGGREGATES)
     probs = _ensemble(probs, "probs")
-    first, offset, squares = _moments(probs)
-    first += offset
-    return _moment_fit(first, squares, len(probs), _spacing(probs.dtype), aggregate)
+    return _moment_fit(*_moments(probs), len(probs), _spacing(probs.dtype), aggregate)
 
 
 def fit_fixed_point(log_probs, init=None, iterations=20, tol=1e-6):
@@ -414,8 +412,8 @@ def fit_fixed_point(log_probs, init=None, iterations=20, tol=1e-6):
     log_probs = _ensemble(log_probs, "log_probs")
     log_first, log_offset, _ = _log_moments(log_probs)
     if init is None:
-        first, offset, squares = _moments(log_probs, convert=np.exp)
-        init = _moment_fit(first + offset, squares, len(log_probs), _spacing(log_probs.dtype), "mean").alpha
+        moments = _moments(log_probs, convert=np.exp)
+        init = _moment_fit(*moments, len(log_probs), _spacing(log_probs.dtype), "mean").alpha
     return _fixed_point_fit(log_first + log_offset, init, iterations, tol)
 
 
@@ -541,7 +539,7 @@ class MomentAccumulator:
     def fit_moments(self, aggregate="mean"):
         """`fit_moments` of the members so far. Paper: Algorithm 1. Shapes and Errors: as there."""
         self._require(2)
-        return _moment_fit(self.mean, self._squares, self.members, self._spacing, aggregate)
+        return _moment_fit(self._first, self._offset, self._squares, self.members, self._spacing, aggregate)
 
     def fit_fixed_point(self, init=None, iterations=20, tol=1e-6):
         """`fit_fixed_point` of the members so far. Paper: Algorithm 2. Shapes and Errors: as there."""

@@ -12,6 +12,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from paperlib import checks
 
@@ -220,7 +221,10 @@ def plot_metric_by_size(ax, frame, metric):
 
 
 def plot_history(ax, histories, column, log=False, label=None, chance=None):
-    """A column of each run's history (dict: run -> frame with an epoch column) over the epochs."""
+    """A column of each run's history (dict: run -> frame with an epoch column) over the epochs.
+
+    Log: a logarithmic axis; "signed" for one that goes on below zero, linear between -1 and 1.
+    """
     for order, (run, frame) in enumerate(histories.items()):
         look = line_style(order)
         if len(frame) > 1:
@@ -229,7 +233,7 @@ def plot_history(ax, histories, column, log=False, label=None, chance=None):
     if chance is not None:
         ax.axhline(chance, color=QUIET, linestyle=":", linewidth=0.9, label="Chance")
     if log:
-        ax.set_yscale("log")
+        ax.set_yscale("symlog" if log == "signed" else "log")
     ax.set(xlabel="Epoch", ylabel=label or METRIC_LABELS.get(column, column))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()
@@ -251,6 +255,10 @@ def plot_variance_histogram(ax, variance, correct, tau=None, log=True, bins=40, 
         ax.stairs(share, edges, label=f"{name} ($n={counts.sum()}$)", **look)
     if log:
         ax.set_xscale("log")
+        # Within a decade or two the usual labels of minor ticks run into each other.
+        subs = (1.0, 2.0, 5.0) if edges[-1] < 20 * edges[0] else (1.0,)
+        ax.xaxis.set_major_locator(LogLocator(subs=subs, numticks=8))
+        ax.xaxis.set_minor_formatter(NullFormatter())
     if tau is not None and np.isfinite(tau):
         style = {"color": LIMIT, "linestyle": DASHED, "linewidth": 1}
         line = ax.axvline(tau, label=rf"$\tau={_short(tau)}$", **style)
