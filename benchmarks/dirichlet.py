@@ -150,14 +150,16 @@ def memory_rows():
         ("fit_fixed_point", dirichlet.fit_fixed_point),
     ):
         for dtype in (np.float16, np.float32, np.float64):
-            data = simulated(100, members=20, inputs=2000)
+            data = simulated(100)
             data = (np.exp(data) if name == "fit_moments" else data).astype(dtype)
             fit(data[:, :10])
             tracemalloc.start()
             fit(data)
             peak = tracemalloc.get_traced_memory()[1] + data.nbytes
             tracemalloc.stop()
-            rows.append((f"`{name}`: peak memory with the input, {np.dtype(dtype)}, M 20", peak / data.nbytes, 2.5))
+            rows.append(
+                (f"`{name}`: peak memory with the input, {np.dtype(dtype)}, M 50, K 100", peak / data.nbytes, 2.5)
+            )
     return rows
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 from paperlib import config
+from paperlib.errors import UserError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -17,32 +18,14 @@ def main(arguments=None):
     try:
         return options.command(options) or 0
     except KeyboardInterrupt:
-        print("\nstopped; what is finished is kept, the same command goes on from there", file=sys.stderr)
+        print("\nstopped; finished models and files are kept, the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except Exception as error:
-        if not _is_for_the_user(error):
-            raise
+    except UserError as error:  # anything else is a fault of ours and keeps its traceback
         print(f"paperlib: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 
-def _is_for_the_user(error):
-    """Errors whose message says what to do; anything else is a fault of ours and keeps its traceback."""
-    names = {
-        "ConfigError",
-        "RecordError",
-        "DataError",
-        "WeightsError",
-        "DeviceError",
-        "UsageError",
-        "EnsembleError",
-        "NotebookError",
-        "PolicyError",
-    }
-    return any(kind.__name__ in names for kind in type(error).__mro__)
-
-
-class UsageError(ValueError):
+class UsageError(UserError):
     """Arguments that do not go together."""
 
 

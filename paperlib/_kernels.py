@@ -355,6 +355,21 @@ def fixed_point(log_mean, iterations, tolerance, alpha, converged, steps, gradie
 
 
 @compiled()
+def _median(values):
+    """Median, which sorts values in place; numpy's takes three times as long to compile as all of Algorithm 1."""
+    gap = values.size // 2
+    while gap > 0:
+        for i in range(gap, values.size):
+            moving, j = values[i], i
+            while j >= gap and values[j - gap] > moving:
+                values[j] = values[j - gap]
+                j -= gap
+            values[j] = moving
+        gap //= 2
+    return 0.5 * (values[(values.size - 1) // 2] + values[values.size // 2])
+
+
+@compiled()
 def concentration(first, offset, squares, members, epsilon, smallest, aggregate, alpha, flags):
     """Algorithm 1 from the moments, with the mean first + offset: alpha (N, K) and flags for each input.
 
@@ -390,7 +405,7 @@ def concentration(first, offset, squares, members, epsilon, smallest, aggregate,
         elif valid == 0:
             total = 0.0
         elif aggregate == MEDIAN:
-            total = np.median(estimates[:valid])
+            total = _median(estimates[:valid])
         elif aggregate == GEOMETRIC:
             total = math.exp(summed / valid)
         else:

@@ -42,9 +42,7 @@ class Study:
     def predictions(self, run):
         """Predictions of all seeds of a run, checked against the configuration."""
         return [
-            records.read_prediction(
-                records.prediction_path(self.scale.scale, self.dataset, run, job.seed), job.digest
-            )
+            records.read_prediction(records.prediction_path(self.scale.scale, self.dataset, run, job.seed), job.digest)
             for job in self.scale.jobs(self.dataset, run)
         ]
 
@@ -109,9 +107,7 @@ def metrics(probs, labels, settings):
         "nll": scores.nll(probs, labels),
         "ece": calibration.ece(probs, labels, settings.bins),
         "high_confidence_error": calibration.high_confidence_error(probs, labels, settings.high_confidence),
-        "wrong_above": calibration.high_confidence_error(
-            probs, labels, settings.high_confidence, among="wrong"
-        ),
+        "wrong_above": calibration.high_confidence_error(probs, labels, settings.high_confidence, among="wrong"),
     }
 
 
@@ -312,9 +308,7 @@ def select(forecast, labels, settings, threshold="empirical"):
     """A threshold from the calibration split, applied unchanged to the test split."""
     right = {part: calibration.correctness(forecast.probs[part], labels[part]) for part in records.PARTS}
     if threshold == "empirical":
-        tau = selective.select_threshold(
-            forecast.uncertainty["calibration"], right["calibration"], settings.risk
-        )
+        tau = selective.select_threshold(forecast.uncertainty["calibration"], right["calibration"], settings.risk)
     else:
         tau = selective.guaranteed_threshold(
             forecast.uncertainty["calibration"], right["calibration"], settings.risk, settings.delta

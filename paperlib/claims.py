@@ -99,7 +99,7 @@ def protocol(scale):
                 "setting": entry["text"],
                 "where": entry["where"],
                 "published": str(entry["published"]),
-                "here": str(here),
+                "here": "not at this scale" if here is None else str(here),
                 "same": "yes" if here == entry["published"] else "no",
             }
         )
@@ -107,7 +107,7 @@ def protocol(scale):
 
 
 def _member(node, name):
-    return node[name] if isinstance(node, dict) else getattr(node, name)
+    return node.get(name) if isinstance(node, dict) else getattr(node, name, None)
 
 
 # ------------------------------------------------------------------------------------------- models and their draws
@@ -910,7 +910,7 @@ def _row(claim, outcomes, settings):
     result, reason, shown = _decide(claim, outcomes)
     rehearsed = claim["datasets"] and not set(claim["datasets"]) & set(settings.datasets)
     if rehearsed and result != UNTESTABLE and not claim.get("settled"):
-        reason = f"rehearsal on {', '.join(outcomes)}: {reason}"
+        reason = f"rehearsal; {reason}"
     return {
         "id": claim["id"],
         "kind": claim["kind"],
@@ -938,7 +938,7 @@ def _decide(claim, outcomes):
     tested = {name: found for name, found in outcomes.items() if not isinstance(found, str)}
     if "settled" in claim:
         shown = next((outcome for found in tested.values() for outcome in found), None)
-        return claim["settled"], "; ".join(["settled by the mathematics", *because]), shown
+        return claim["settled"], "; ".join(["settled without data", *because]), shown
     if not tested:
         missing = f"this scale does not have {', '.join(claim['datasets'])}"
         return UNTESTABLE, "; ".join(untested.values()) or missing, None
@@ -978,9 +978,8 @@ def _line(dataset, result, found):
                 FAILS: "the estimate disagrees",
             }[result]
         )
-    words = ("with the whole interval", "by the estimate alone", "not")
-    told = ", ".join(f"{count} {word}" for count, word in zip(counts, words, strict=True) if count)
-    return f"{name}of {len(tests)} tests agree: {told}"
+    told = ", ".join(f"{count} {kind}" for count, kind in zip(counts, ("hold", "in part", "not"), strict=True) if count)
+    return f"{name}{len(tests)} tests, {told}"
 
 
 def _across(tested):
@@ -1009,6 +1008,21 @@ def summary(frame):
 
 
 # ------------------------------------------------------------------------------------------- sensitivity
+
+
+def released(scale, needed=("ce", "digamma", "exponential")):
+    """Datasets of a scale of which all predictions of some runs are there."""
+    settings = config.load(scale)
+    return [
+        dataset
+        for dataset in settings.datasets
+        if records.split_path(scale, dataset).exists()
+        and all(
+            records.prediction_path(scale, dataset, run, seed).exists()
+            for run in needed
+            for seed in settings.seeds(dataset, run)
+        )
+    ]
 
 
 def sensitivity(scale, dataset, draws=DRAWS, seed=0):

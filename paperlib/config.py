@@ -11,6 +11,7 @@ import jsonschema
 import yaml
 
 from paperlib import paths
+from paperlib.errors import UserError
 from paperlib.recipes import RECIPES
 
 SCALES = ("demo", "cpu", "paper")
@@ -18,7 +19,7 @@ COLLAPSE = "collapse_"  # a run of the collapse figure is named collapse_<run>
 FROZEN_TRUNK = ("efficientnet_lite0",)  # networks whose features are cached (D22); networks.SPECS says the same
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration that cannot be used; the message names the file, the key and what is valid."""
 
 

@@ -24,6 +24,7 @@ from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.v2.functional import resize as resize_images
 
 from paperlib import checks
+from paperlib.errors import UserError
 
 CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 CIFAR100_NAMES = """
@@ -57,7 +58,7 @@ CORNERS = ("nw", "ne", "sw", "se")
 VIEWS = ("plain", "flip", *(f"crop_{corner}{flip}" for corner in CORNERS for flip in ("", "_flip")))
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Data that is missing, damaged or cannot be fetched; the message says which file and what to do."""
 
 
@@ -293,9 +294,7 @@ def _kaggle(name, root, source_size):
         if not file.is_file():
             raise DataError(f"{file}: the image is missing, but {table} names it")
     images = _resized_images(files, side, folder / f"resized_{side}.npz")
-    return _dataset(
-        folder, name, images, labels, source=f"Kaggle's images resized to {side} px", verified=False
-    )
+    return _dataset(folder, name, images, labels, source=f"Kaggle's images resized to {side} px", verified=False)
 
 
 def _read_aptos_table(table):
@@ -311,9 +310,7 @@ def _read_aptos_table(table):
     grades = [str(grade) for grade in range(len(CLASS_NAMES["aptos"]))]
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != 2 or not row[0] or row[1] not in grades:
-            raise DataError(
-                f"{table}: line {number} must be an id_code and a diagnosis 0..4, got {','.join(row)!r}"
-            )
+            raise DataError(f"{table}: line {number} must be an id_code and a diagnosis 0..4, got {','.join(row)!r}")
     identifiers = [row[0] for row in rows[1:]]
     labels = np.array([int(row[1]) for row in rows[1:]], dtype=np.int64)
     repeated = [identifier for identifier, times in Counter(identifiers).items() if times > 1]
@@ -589,9 +586,7 @@ def resize(images, side):
 def normalise(images, mean, std):
     """(images - mean) / std in float32; mean and std in pixel values 0..255, one number or one a channel."""
     _check_batch(images)
-    scales = [
-        torch.as_tensor(value, dtype=torch.float32, device=images.device).reshape(-1) for value in (mean, std)
-    ]
+    scales = [torch.as_tensor(value, dtype=torch.float32, device=images.device).reshape(-1) for value in (mean, std)]
     for scale, name in zip(scales, ("mean", "std"), strict=True):
         if len(scale) not in (1, images.shape[1]):
             raise ValueError(f"{name} has {len(scale)} values for images of {images.shape[1]} channels")

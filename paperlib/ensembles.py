@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from paperlib import checks
+from paperlib.errors import UserError
 
 KINDS = ("probs", "log_probs", "logits")
 PARTS = ("calibration", "test")
@@ -29,7 +30,7 @@ ROWS_WRITTEN_AT_ONCE = 2**16
 LOOKED_AT = 1000
 
 
-class EnsembleError(ValueError):
+class EnsembleError(UserError):
     """Predictions that cannot be used; the message names the file and the input, and says what to do."""
 
 

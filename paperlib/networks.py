@@ -8,6 +8,7 @@ from torch import nn
 from torchvision import models
 
 from paperlib import checks
+from paperlib.errors import UserError
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels 0..255
 
@@ -29,7 +30,7 @@ SPECS = {
 }
 
 
-class WeightsError(RuntimeError):
+class WeightsError(UserError):
     """Pretrained weights that are not there; the message says how to get them."""
 
 

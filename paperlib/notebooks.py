@@ -16,12 +16,13 @@ import papermill
 from nbconvert import HTMLExporter
 
 from paperlib import paths, records
+from paperlib.errors import UserError
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 
 
-class NotebookError(RuntimeError):
+class NotebookError(UserError):
     """A notebook that failed; the message names its partial output."""
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from scipy import special
 
 from paperlib import calibration, checks, dirichlet, selective
+from paperlib.errors import UserError
 
 FORMAT = "paperlib policy 1"
 ESTIMATORS = ("mom", "mle")
@@ -29,7 +30,7 @@ THRESHOLDS = ("guaranteed", "empirical")
 SAMPLED = 2000
 
 
-class PolicyError(ValueError):
+class PolicyError(UserError):
     """A policy that cannot be made or does not go with the predictions; the message says why."""
 
 

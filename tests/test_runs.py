@@ -179,7 +179,10 @@ def test_a_worker_killed_before_it_took_its_task_is_told(home):
     worker.stop()
 
 
-@pytest.mark.parametrize("moment", ["[1/4]", "demo:"], ids=["in training", "while workers start"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("[1/4]", id="in training", marks=pytest.mark.slow), pytest.param("demo:", id="at the start")],
+)
 def test_an_interrupt_stops_cleanly(long_home, moment):
     run = Training(long_home, "--seeds", "0-3", "--workers", "2")
     run.wait_for(moment)
@@ -193,6 +196,13 @@ def test_an_interrupt_stops_cleanly(long_home, moment):
     assert err == "\nstopped; what is finished is kept, the same command goes on from there\n"
     run.wait_until_gone()
     assert [path.name for path in (long_home / "results").rglob(".*")] == []  # no temporary file either
+
+
+def test_an_interrupt_while_a_process_starts_is_held_not_lost():
+    with pytest.raises(KeyboardInterrupt), runs._interrupts_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert held
 
 
 # ---------------------------------------------------------------- failures

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPOSITORY, change_config, shrink_demo
+from synthetic import write_release
+from test_notebooks import nbval, with_other_numbers
 
 from paperlib import catalogue, config
-from synthetic import write_release
 
 COPIED = ("Snakefile", "rules", "profiles", "notebooks", "paperlib")
 
@@ -77,7 +78,7 @@ def test_pages_need_no_network(built):
     for page in (built / "results/demo/notebooks").glob("*.html"):
         text = page.read_text()
         assert "<script" not in text and "http://" not in text.replace("http://www.w3.org", "")
-        assert "src=\"http" not in text and "@import" not in text
+        assert 'src="http' not in text and "@import" not in text
         if page.stem != "index":
             assert "data:image/png;base64" in text
 
@@ -162,6 +163,37 @@ def test_after_a_clone_file_times_mean_nothing(released, tmp_path):
     first = {p.name: p.read_bytes() for p in (home / "results/cpu/notebooks").iterdir()}
     assert snakemake(clone, target).returncode == 0
     assert {p.name: p.read_bytes() for p in (clone / "results/cpu/notebooks").iterdir()} == first
+
+
+def test_nbval_accepts_an_executed_notebook_and_finds_a_changed_number(repository):
+    executed = repository / "results/demo/notebooks/exp3_selective_classification-digits.ipynb"
+    same = nbval(executed, PAPERLIB_HOME=str(repository))
+    assert same.returncode == 0, same.stdout[-3000:]
+    with_other_numbers(executed)
+    changed = nbval(executed, PAPERLIB_HOME=str(repository))
+    assert changed.returncode == 1 and "failed" in changed.stdout
+
+
+def test_papermill_runs_a_notebook_with_parameters(built, tmp_path):
+    source = built / "notebooks" / "fig_single_model_risk_coverage.ipynb"
+    command = [sys.executable, "-m", "papermill", "-k", "python3", "-p", "scale", "demo", "-p", "dataset", "digits"]
+    done = subprocess.run(
+        [*command, str(source), str(tmp_path / "out.ipynb")],
+        cwd=built,
+        env=os.environ | {"PAPERLIB_HOME": str(built)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "a spread of" in (tmp_path / "out.ipynb").read_text()
+
+
+def test_a_notebook_runs_as_it_opens_in_jupyterlab(built, tmp_path):
+    """Its own parameters and its own folder, as JupyterLab starts it."""
+    source = built / "notebooks" / "fig1_softmax_variability.ipynb"
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir", str(tmp_path)]
+    done = subprocess.run([*command, str(source)], cwd=source.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_scale_without_released_predictions_is_left_out(built):
