@@ -466,8 +466,10 @@ results/SCALE/tables/DATASET/. A failed one keeps what it got to below logs/."""
 
 def _notebook(options):
     scale = config.load(options.scale)
-    scale.job(options.dataset, "ce", 0)  # raises for an unknown dataset, and says which there are
-    from paperlib import notebooks, paths
+    from paperlib import catalogue, notebooks, paths
+
+    if options.dataset != catalogue.ALL:
+        scale.job(options.dataset, "ce", 0)  # raises for an unknown dataset, and says which there are
 
     started = time.monotonic()
     executed = notebooks.run(options.name, options.scale, options.dataset)

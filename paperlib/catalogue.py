@@ -146,25 +146,30 @@ ITEMS = (
         {"dermamnist": "tab:dm_sel_summary"},
     ),
     Item("exp3_selective_classification", "exp3_guaranteed", "table", "Empirical and guaranteed thresholds"),
+    Item("claims", "claims", "table", "Does the paper hold? Published against measured"),
+    Item("claims", "claims_summary", "table", "Verdicts by section of the paper"),
+    Item("claims", "claims_sensitivity", "table", "Sensitivity to bins, target risk and aggregation"),
+    Item("claims", "claims_protocol", "table", "The paper's protocol and this scale's"),
+    Item("claims", "claims", "figure", "Verdicts by section of the paper"),
 )
+
+ALL = "all"  # where a notebook is about every dataset of a scale
 
 NOTEBOOKS = tuple(dict.fromkeys(item.notebook for item in ITEMS))
 
 
 def notebooks(scale):
-    """(notebook, dataset) pairs that a scale asks for: every dataset, the collapse figure where it is trained."""
-    return [
-        (notebook, dataset)
-        for notebook in NOTEBOOKS
-        for dataset in scale.datasets
-        if notebook != "fig_training_collapse" or dataset == scale.collapse.dataset
-    ]
+    """(notebook, dataset) pairs that a scale asks for: every dataset, or the one that a notebook is about."""
+    only = {"fig_training_collapse": [scale.collapse.dataset], "claims": [ALL]}
+    return [(notebook, dataset) for notebook in NOTEBOOKS for dataset in only.get(notebook, scale.datasets)]
 
 
 def runs(notebook, scale, dataset):
-    """The runs whose predictions a notebook reads."""
+    """The runs whose predictions a notebook reads of a dataset."""
     if notebook == "fig_training_collapse":
         return [run for run in scale.runs(dataset) if run.startswith("collapse_")]
+    if notebook == "claims":
+        return scale.runs(dataset)
     if notebook in ("exp1_edl_calibration", "exp3_selective_classification"):
         return [run for run in scale.runs(dataset) if not run.startswith("collapse_")]
     return ["ce"]

@@ -778,8 +778,8 @@ RULES = {
 }
 
 
-def interval(draws):
-    """95 % interval: quantiles of the draws, moved so that their mean is the estimate.
+def interval(draws, bounds=(-np.inf, np.inf)):
+    """95 % interval: quantiles of the draws, moved so that their mean is the estimate, within the quantity's bounds.
 
     A drawn ECE, range, extreme or deviation over runs is biased, since a sample repeats inputs and runs; moving
     them takes the bias out.
@@ -789,7 +789,16 @@ def interval(draws):
     if rest.size == 0:
         return value, value
     edges = np.quantile(rest, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return tuple(float(edge) for edge in edges + value - rest.mean())
+    return tuple(float(edge) for edge in np.clip(edges + value - rest.mean(), *bounds))
+
+
+def _bounds(test):
+    """Between which a contrast can lie: a share as it is, a range over models, or a difference."""
+    if test["rule"] in ("similar", "differ"):
+        return 0.0, np.inf
+    plain = test["rule"] == "within" or isinstance(test.get("than"), int | float)
+    kind = test.get("metric") if test["quantity"] == "score" else test["quantity"]
+    return (0.0, 1.0) if plain and kind in SHARES else (-np.inf, np.inf)
 
 
 def verdict(value, low, high, lower, upper):
@@ -804,9 +813,7 @@ def try_test(evidence, test, dataset):
     draws, lower, upper = RULES[test["rule"]](evidence, test)
     if not np.isfinite(draws[0]):
         raise NotTestable(f"{describe(test)} has no finite value on {dataset}")
-    low, high = interval(draws)
-    if test["rule"] == "within" and {test["quantity"], test.get("metric")} & SHARES:
-        low, high = max(low, 0.0), min(high, 1.0)
+    low, high = interval(draws, _bounds(test))
     return Outcome(
         dataset, describe(test), float(draws[0]), low, high, verdict(draws[0], low, high, lower, upper), draws
     )
@@ -1031,7 +1038,7 @@ def sensitivity(scale, dataset, draws=DRAWS, seed=0):
     settings, size, rows = evidence.settings, evidence.size("last"), []
 
     def add(choice, value, model, metric, found):
-        low, high = interval(found)
+        low, high = interval(found, (0.0, 1.0))
         rows.append(
             {
                 "dataset": dataset,

@@ -18,10 +18,9 @@ for notebook in catalogue.NOTEBOOKS:
             notebook
         input:
             LIBRARY,
+            ["paperlib/claims.py", "config/published.yaml"] if notebook == "claims" else [],
             notebook=f"notebooks/{notebook}.ipynb",
-            manifests=lambda w, notebook=notebook: manifests(
-                w.scale, w.dataset, catalogue.runs(notebook, SCALES[w.scale], w.dataset)
-            ),
+            manifests=lambda w, notebook=notebook: read_by(notebook, w.scale, w.dataset),
         output:
             [file for item in ITEMS for file in item.files("{scale}", "{dataset}")],
             executed=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.ipynb",

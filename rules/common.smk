@@ -21,7 +21,7 @@ except scales.ConfigError as error:
 
 # Released predictions are inputs, never outputs: no rule trains `cpu` unless it is asked to.
 TRAINED = [name for name in SCALES if name != "cpu" or RETRAIN]
-DATASETS = sorted({dataset for scale in SCALES.values() for dataset in scale.datasets})
+DATASETS = sorted({dataset for scale in SCALES.values() for dataset in scale.datasets}) + [catalogue.ALL]
 RUNS = sorted({run for scale in SCALES.values() for dataset in scale.datasets for run in scale.runs(dataset)})
 
 
@@ -55,8 +55,17 @@ def manifests(scale, dataset, runs):
 
 
 def is_there(scale, dataset, runs):
-    """Whether a scale's predictions are released or can be trained here."""
+    """Whether a dataset's predictions are released or can be trained here."""
     return scale in TRAINED or all(os.path.exists(path) for path in manifests(scale, dataset, runs))
+
+
+def read_by(notebook, scale, dataset):
+    """Lists of the predictions that a notebook reads: of its dataset, or of all that are there."""
+    names = SCALES[scale].datasets if dataset == catalogue.ALL else [dataset]
+    wanted_runs = {name: catalogue.runs(notebook, SCALES[scale], name) for name in names}
+    if dataset == catalogue.ALL:
+        wanted_runs = {name: runs for name, runs in wanted_runs.items() if is_there(scale, name, runs)}
+    return [path for name, runs in wanted_runs.items() for path in manifests(scale, name, runs)]
 
 
 def wanted(scale):
@@ -64,7 +73,7 @@ def wanted(scale):
     return [
         (notebook, dataset)
         for notebook, dataset in catalogue.notebooks(SCALES[scale])
-        if is_there(scale, dataset, catalogue.runs(notebook, SCALES[scale], dataset))
+        if (paths := read_by(notebook, scale, dataset)) and (scale in TRAINED or all(map(os.path.exists, paths)))
     ]
 
 

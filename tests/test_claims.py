@@ -306,6 +306,22 @@ def test_an_interval_contains_its_estimate_even_where_draws_are_biased():
     assert high - low == pytest.approx(4 * 0.005, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("quantity", "rule", "bounds"),
+    [
+        ("score", {"rule": "within", "low": 0, "high": 1}, (0, 1)),
+        ("score", {"rule": "less", "than": 0.5}, (0, 1)),
+        ("score", {"rule": "less", "than": "b"}, (-np.inf, np.inf)),
+        ("gain", {"rule": "less", "than": 0}, (-np.inf, np.inf)),
+        ("score", {"rule": "similar", "margin": 0.1}, (0, np.inf)),
+    ],
+)
+def test_an_interval_stays_where_its_quantity_can_be(quantity, rule, bounds):
+    assert claims._bounds({"quantity": quantity, "metric": "accuracy", "of": "a", **rule}) == bounds
+    low, high = claims.interval(np.append(0.5, np.linspace(-9, 9, 100)), bounds)
+    assert bounds[0] <= low < 0.5 < high <= bounds[1]
+
+
 def test_expansion_covers_metrics_models_and_sizes():
     test = {"rule": "less", "metric": ["nll", "ece"], "of": "a", "than": ["b", "c"], "size": "each"}
     found = claims.expanded(test, [5, 10, 20])
