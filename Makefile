@@ -22,11 +22,9 @@ install: $(READY)  ## make .venv with the pinned dependencies, paperlib and its 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	if $(BIN)/python -m pip install --quiet uv; then \
-	  $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock; \
-	else \
-	  $(BIN)/python -m pip install --require-hashes -r requirements.lock; \
-	fi
+	( $(BIN)/python -m pip install --quiet uv && \
+	  $(BIN)/python -m uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock ) || \
+	  $(BIN)/python -m pip install --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 --display-name "Python 3 (paperlib)" >/dev/null
 	touch $@

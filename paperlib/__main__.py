@@ -68,6 +68,14 @@ def _positive(text):
     return int(text)
 
 
+def _load_for_training(options):
+    """The configuration, its data folder made known to the processes that train; PAPERLIB_DATA goes before it."""
+    scale = config.load(options.scale)
+    if scale.data_folder:
+        os.environ.setdefault("PAPERLIB_DATA", scale.data_folder)
+    return scale
+
+
 # ------------------------------------------------------------------------------------------- train
 
 
@@ -97,11 +105,12 @@ examples
     parser.add_argument(
         "--replace", action="store_true", help="train anew where a file is damaged or of another configuration"
     )
+    parser.add_argument("--anew", action="store_true", help="train everything anew, whatever is there")
     parser.add_argument("--manifest", help="write the list of predictions with their digests to this file")
 
 
 def _train(options):
-    scale = config.load(options.scale)
+    scale = _load_for_training(options)
     jobs = _selected_jobs(scale, options)
     from paperlib import records, runs
 
@@ -110,7 +119,7 @@ def _train(options):
     for job in jobs:
         path = records.prediction_path(scale.scale, job.inputs.dataset, job.run, job.seed)
         try:
-            done = records.is_done(path, job.digest)
+            done = not options.anew and records.is_done(path, job.digest)
         except records.RecordError as error:
             if not options.replace:
                 raise UsageError(f"{error}\nor let --replace train it anew") from error
@@ -203,7 +212,7 @@ config/SCALE.yaml. Calibration and test data are not looked at.""",
 
 
 def _choose_weights(options):
-    scale = config.load(options.scale)
+    scale = _load_for_training(options)
     from paperlib import runs, weights
 
     settings = runs.settings_for(scale.hardware, options.device)

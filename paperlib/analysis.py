@@ -58,7 +58,7 @@ class Study:
         return {run: self.predictions(run) for run in EVIDENTIAL}
 
     def fit(self, estimator, part, size, aggregate=None):
-        """The Dirichlets fitted to the first `size` members (or the plain mean, for `ensemble`: see `mom`)."""
+        """The Dirichlets that mom, fixed_point or mle fits to the first `size` members."""
         log_probs = self.members[part][:size]
         if estimator == "mom":
             return dirichlet.fit_moments(np.exp(log_probs), aggregate or self.settings.aggregate)
@@ -78,9 +78,9 @@ class Study:
             return np.exp(self.members[part][:size]).mean(axis=0)
         return self.fit(estimator, part, size).mean
 
-    def forecast(self, estimator, size):
+    def forecast(self, estimator, size, aggregate=None):
         """Predictive means and total variances of a fitted ensemble."""
-        fits = {part: self.fit(estimator, part, size) for part in records.PARTS}
+        fits = {part: self.fit(estimator, part, size, aggregate) for part in records.PARTS}
         return Forecast(
             {part: fit.mean for part, fit in fits.items()},
             {part: fit.total_variance for part, fit in fits.items()},
@@ -130,16 +130,14 @@ def _row(study, run, title, seed, probs):
     return {"run": run, "title": title, "seed": seed, **metrics(probs, study.labels["test"], study.settings)}
 
 
-def summary(frame, by=("run", "title")):
+def summary(frame):
     """Mean and standard deviation over the seeds, in order of appearance."""
-    names = [name for name in frame.columns if name not in (*by, "seed")]
-    grouped = frame.groupby(list(by), sort=False)[names]
-    return grouped.agg(["mean", "std"])
+    return frame.drop(columns="seed").groupby(["run", "title"], sort=False).agg(["mean", "std"])
 
 
-def mean_prediction(predictions, part="test"):
-    """Predictive means averaged over runs (D16)."""
-    return np.mean([getattr(prediction, part).probs for prediction in predictions], axis=0)
+def mean_prediction(predictions):
+    """Predictive means of the test split averaged over runs (D16)."""
+    return np.mean([prediction.test.probs for prediction in predictions], axis=0)
 
 
 def reliability_band(predictions, labels, bins):
@@ -151,29 +149,49 @@ def reliability_band(predictions, labels, bins):
     return tuple(column.to_numpy() for column in (grouped["confidence"].mean(), grouped["accuracy"].mean(), spread))
 
 
-def printable(summary):
-    """A summary for readers: one row a run, the mean and the deviation of each metric in columns of their own."""
-    shown = summary.droplevel("run").rename_axis("Model").reset_index()
-    shown.columns = [" ".join(part for part in column if part) for column in shown.columns]
-    return shown
+TITLES = {
+    "accuracy": "Accuracy",
+    "macro_f1": "Macro F1",
+    "nll": "NLL",
+    "ece": "ECE",
+    "high_confidence_error": "Wrong if sure",
+    "wrong_above": "Sure if wrong",
+    "title": "Model",
+    "estimator": "Estimator",
+    "size": "M",
+    "aurc": "AURC",
+    "coverage": "Coverage",
+}
+
+
+def readable(frame):
+    """Column names for readers; a name without a title of its own loses its underscores."""
+    return frame.rename(columns=lambda name: TITLES.get(name, name.replace("_", " ")))
 
 
 # ------------------------------------------------------------------------------------------- descriptions
 
 
-def recipe_table():
-    """The six evidential formulations, as the paper's table has them."""
-    words = {"mse": "MSE", "digamma": "Digamma", None: "None", "kl": "KL (annealed)", "log_evidence": "Log-evidence"}
-    return pd.DataFrame(
-        {
-            "Model": recipe.title,
-            "Base loss": words[recipe.base_loss],
-            "Regularization": words[recipe.regulariser],
-            "Activation": recipe.activation.replace("_", " ").capitalize(),
-            "alpha": "e + 1" if recipe.delta else "> 1e-6",
-        }
-        for recipe in (RECIPES[name] for name in EVIDENTIAL)
-    )
+def recipe_table(study):
+    """The six evidential formulations, as the paper's table has them, with the weights and epochs configured here."""
+    rows = []
+    for name in EVIDENTIAL:
+        recipe, job = RECIPES[name], study.scale.job(study.dataset, name, 0)
+        schedule = "annealed" if job.kl_schedule == "linear" else job.kl_schedule
+        words = {None: "None", "kl": f"KL ({schedule})", "log_evidence": "Log-evidence"}
+        weights = {None: "", "kl": f"{job.lambda0}", "log_evidence": f"{job.lambda_ev}"}
+        rows.append(
+            {
+                "Model": recipe.title,
+                "Base loss": {"mse": "MSE", "digamma": "Digamma"}[recipe.base_loss],
+                "Regularization": words[recipe.regulariser],
+                "Weight": weights[recipe.regulariser],
+                "Activation": recipe.activation.replace("_", " ").capitalize(),
+                "alpha": "e + 1" if recipe.delta else "> 1e-6",
+                "Epochs": job.epochs,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 DOMAINS = {
@@ -498,19 +516,16 @@ def estimator_comparison(study, size):
     variants += [("fixed_point", "fixed_point", None), ("mle", "mle", None)]
     rows = []
     for title, estimator, aggregate in variants:
-        fits = {part: study.fit(estimator, part, size, aggregate) for part in records.PARTS}
-        forecast = Forecast(
-            {part: fit.mean for part, fit in fits.items()},
-            {part: fit.total_variance for part, fit in fits.items()},
-        )
+        fit = study.fit(estimator, "test", size, aggregate)
+        forecast = study.forecast(estimator, size, aggregate)
         selection = select(forecast, study.labels, study.settings)
         right = selection.right
         retained = selection.table_row()
         rows.append(
             {
                 "estimator": title,
-                "alpha0_median": np.median(fits["test"].alpha0),
-                "flagged": (fits["test"].flags != 0).mean(),
+                "alpha0_median": np.median(fit.alpha0),
+                "flagged": (fit.flags != 0).mean(),
                 **metrics(forecast.probs["test"], study.labels["test"], study.settings),
                 "aurc": selective.aurc(forecast.uncertainty["test"], right),
                 "coverage": selection.coverage,

@@ -146,6 +146,7 @@ class Scale:
     analysis: Analysis
     collapse: Collapse
     pretrained: bool = False
+    data_folder: str | None = None
     views: tuple | None = None
     recipes: dict = field(default_factory=dict)
     hardware: Hardware = field(default_factory=Hardware)

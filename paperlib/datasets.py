@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw
 from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.v2.functional import resize as resize_images
 
-from paperlib import checks
+from paperlib import checks, paths
 from paperlib.errors import UserError
 
 CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -106,7 +106,7 @@ class Dataset:
 
 def data_root(root=None):
     """The folder that holds the data: the argument, else PAPERLIB_DATA, else data/ in the repository."""
-    return Path(root or os.environ.get("PAPERLIB_DATA") or Path(__file__).resolve().parents[1] / "data")
+    return Path(root or os.environ.get("PAPERLIB_DATA") or paths.root() / "data")
 
 
 def load(name, root=None, source_size=None):
@@ -168,7 +168,7 @@ def instructions(name, root):
     else:
         return "digits comes with scikit-learn: there is nothing to put anywhere"
     lines = "\n  or ".join(layouts)
-    return f"Put one of these there:\n     {lines}\nAnother place: PAPERLIB_DATA or the config's data folder."
+    return f"Put one of these there:\n     {lines}\nAnother place: PAPERLIB_DATA, or data_folder in the configuration."
 
 
 def _dataset(path, name, images, labels, **fields):

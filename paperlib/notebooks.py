@@ -6,7 +6,6 @@ A page needs no network and no script: formulas become MathML, figures are insid
 import html
 import os
 import re
-import shutil
 from pathlib import Path
 
 import jinja2
@@ -20,13 +19,14 @@ from paperlib.errors import UserError
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+CODE_CELL = re.compile(r'(<div class="input">.*?</pre></div>\s*</div>\s*</div>\s*</div>)', re.DOTALL)
 
 
 class NotebookError(UserError):
     """A notebook that failed; the message names its partial output."""
 
 
-def run(name, scale, dataset, show_progress=False):
+def run(name, scale, dataset):
     """Execute notebooks/NAME.ipynb into results/SCALE/notebooks/, with its page; returns the executed notebook."""
     source = paths.root() / "notebooks" / f"{name}.ipynb"
     if not source.exists():
@@ -43,7 +43,7 @@ def run(name, scale, dataset, show_progress=False):
             parameters={"scale": scale, "dataset": dataset},
             kernel_name="python3",
             cwd=paths.root(),
-            progress_bar=show_progress,
+            progress_bar=False,
             log_output=False,
             extra_arguments=["--log-level=ERROR"],
         )
@@ -80,6 +80,7 @@ def _without_timings(executed, target):
 def write_page(executed):
     """The page NAME.html beside an executed notebook."""
     notebook = nbformat.read(executed, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if "parameters" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = formulas_to_mathml(cell.source)
@@ -88,6 +89,7 @@ def write_page(executed):
                 output.data["text/markdown"] = formulas_to_mathml(output.data["text/markdown"])
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     body, _ = exporter.from_notebook_node(notebook)
+    body = CODE_CELL.sub(r'<details class="code"><summary>Code</summary>\1</details>', body)
     title = next(
         line.lstrip("# ") for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("#")
     )
@@ -126,8 +128,3 @@ def _template(name):
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template(name)
-
-
-def clear_logs(scale):
-    """Forget partial outputs of earlier runs."""
-    shutil.rmtree(paths.root() / "logs" / scale, ignore_errors=True)

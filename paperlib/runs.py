@@ -81,7 +81,7 @@ def settings_for(hardware, device=None):
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError(
             "this scale trains on a GPU and none is visible to torch; run it on a machine with a GPU "
-            "(docs/cluster.md), or force the CPU with --device cpu (expect weeks at the paper's scale)"
+            "(README.md says how), or force the CPU with --device cpu (expect weeks at the paper's scale)"
         )
     on_gpu = device.startswith("cuda")
     return training.Settings(device, hardware.amp and on_gpu, hardware.tf32 and on_gpu, hardware.deterministic)
@@ -91,11 +91,15 @@ def split_of(spec, dataset):
     """The split of a dataset: stratified subset, then four parts (D11). spec is an InputSpec."""
     chosen = np.arange(len(dataset.labels))
     if spec.subset is not None:
+        if spec.subset > len(chosen):
+            raise datasets.DataError(
+                f"subset: {dataset.name} ({dataset.source}) has {len(chosen)} images, not {spec.subset}"
+            )
         chosen = splits.subset(dataset.labels, spec.subset, seed=spec.split.seed)
     groups = None
     if spec.split.by_group:
         if dataset.groups is None:
-            raise ValueError(f"split.by_group: {dataset.name} ({dataset.source}) has no groups")
+            raise datasets.DataError(f"split.by_group: {dataset.name} ({dataset.source}) has no groups")
         groups = dataset.groups[chosen]
     found = splits.stratified(
         dataset.labels[chosen], fractions=spec.split.fractions, seed=spec.split.seed, groups=groups

@@ -69,6 +69,15 @@ def plus_minus(mean, std, digits=4):
     return PlusMinus(float(mean), float(std), digits)
 
 
+def plus_minus_columns(frame, digits=4):
+    """A frame whose columns come in pairs (name, "mean") and (name, "std"), with one column of such cells a name."""
+    shown = {
+        name: [plus_minus(mean, std, digits) for mean, std in zip(part["mean"], part["std"], strict=True)]
+        for name, part in ((name, frame[name]) for name in dict.fromkeys(frame.columns.get_level_values(0)))
+    }
+    return pd.DataFrame(shown, index=frame.index)
+
+
 def write(frame, stem, caption, label, digits=4, bold=None):
     """Write stem.csv, stem.tex and stem.md and return the three paths.
 

@@ -10,6 +10,17 @@ LIBRARY = [
     )
 ]  # fmt: skip
 
+
+def in_report(file, item):
+    """Pictures and tables as `snakemake --report` shows them: by notebook and dataset, under their titles."""
+    if not file.endswith((".png", ".csv")):
+        return file
+    labels = {"item": item.title, "kind": item.kind, "scale": "{scale}"}
+    return report(
+        file, caption="caption.rst", category=item.notebook, subcategory="{dataset}", labels=labels
+    )
+
+
 for notebook in catalogue.NOTEBOOKS:
     ITEMS = [item for item in catalogue.ITEMS if item.notebook == notebook]
 
@@ -22,7 +33,7 @@ for notebook in catalogue.NOTEBOOKS:
             notebook=f"notebooks/{notebook}.ipynb",
             manifests=lambda w, notebook=notebook: read_by(notebook, w.scale, w.dataset),
         output:
-            [file for item in ITEMS for file in item.files("{scale}", "{dataset}")],
+            [in_report(file, item) for item in ITEMS for file in item.files("{scale}", "{dataset}")],
             executed=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.ipynb",
             page=f"results/{{scale}}/notebooks/{notebook}-{{dataset}}.html",
             stamp=touch(f"results/{{scale}}/.built/{notebook}-{{dataset}}"),

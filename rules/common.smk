@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shlex
 import sys
 
 from paperlib import catalogue, config as scales
@@ -12,6 +13,8 @@ for key in config:
     if key not in OPTIONS:
         near = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0)[0]
         raise WorkflowError(f"unknown option --config {key}=...; did you mean {near}?")
+if str(config.get("retrain", "false")).lower() not in ("true", "false"):
+    raise WorkflowError(f"--config retrain={config['retrain']}: say true or false")
 RETRAIN = str(config.get("retrain", "false")).lower() == "true"
 
 try:
@@ -30,11 +33,12 @@ wildcard_constraints:
     dataset="|".join(DATASETS),
     run="|".join(RUNS),
     first=r"\d{3}",
+    place=r"manifests|\.built/retrained",
 
 
 # One thread a process; only the environment's own kernel and packages.
 shell.prefix("set -euo pipefail; export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONNOUSERSITE=1; ")
-PYTHON = sys.executable
+PYTHON = shlex.quote(sys.executable)
 
 
 def chunk(wildcards):
@@ -45,10 +49,11 @@ def chunk(wildcards):
 
 
 def manifests(scale, dataset, runs):
-    """Lists of predictions, one a training job."""
+    """Lists of predictions, one a training job. Retraining a release has lists of its own, which are not tracked."""
     step = SCALES[scale].hardware.models_per_job
+    place = ".built/retrained" if RETRAIN and scale == "cpu" else "manifests"
     return [
-        f"results/{scale}/manifests/{dataset}/{run}-{first:03d}.json"
+        f"results/{scale}/{place}/{dataset}/{run}-{first:03d}.json"
         for run in runs
         for first in range(0, len(SCALES[scale].seeds(dataset, run)), step)
     ]
@@ -61,11 +66,11 @@ def is_there(scale, dataset, runs):
 
 def read_by(notebook, scale, dataset):
     """Lists of the predictions that a notebook reads: of its dataset, or of all that are there."""
-    names = SCALES[scale].datasets if dataset == catalogue.ALL else [dataset]
-    wanted_runs = {name: catalogue.runs(notebook, SCALES[scale], name) for name in names}
-    if dataset == catalogue.ALL:
-        wanted_runs = {name: runs for name, runs in wanted_runs.items() if is_there(scale, name, runs)}
-    return [path for name, runs in wanted_runs.items() for path in manifests(scale, name, runs)]
+    names = [dataset]
+    if dataset == catalogue.ALL or notebook == "method_overview":  # its table of datasets
+        of_each = {name: catalogue.runs(notebook, SCALES[scale], name) for name in SCALES[scale].datasets}
+        names = [name for name, runs in of_each.items() if name == dataset or is_there(scale, name, runs)]
+    return [path for name in names for path in manifests(scale, name, catalogue.runs(notebook, SCALES[scale], name))]
 
 
 def wanted(scale):

@@ -3,15 +3,16 @@
 
 rule train:
     output:
-        "results/{scale}/manifests/{dataset}/{run}-{first}.json",
+        "results/{scale}/{place}/{dataset}/{run}-{first}.json",
     wildcard_constraints:
         scale="|".join(TRAINED),
     params:
         # What determines these models, and nothing else: another recipe's weight retrains nothing here.
         digests=lambda w: [job.digest for job in chunk(w)],
+        anew=lambda w: "--anew" if w.place != "manifests" else "",
         seeds=lambda w: ",".join(str(job.seed) for job in chunk(w)),
     log:
-        "logs/{scale}/train-{dataset}-{run}-{first}.log",
+        "logs/{scale}/{place}/{dataset}-{run}-{first}.log",
     message:
         "training {wildcards.run} on {wildcards.dataset}, seeds {params.seeds}"
     threads: 1
@@ -21,4 +22,4 @@ rule train:
         runtime=lambda w: 24 * 60 if w.scale == "paper" else 120,
     shell:
         "{PYTHON} -m paperlib train --scale {wildcards.scale} --dataset {wildcards.dataset} --recipe {wildcards.run}"
-        " --seeds {params.seeds} --workers 1 --replace --manifest {output} 2>&1 | tee {log}"
+        " --seeds {params.seeds} --workers 1 --replace {params.anew} --manifest {output} 2>&1 | tee {log}"

@@ -101,6 +101,12 @@ def test_column_without_numbers_has_no_best():
     assert "**" not in tables.to_markdown(pd.DataFrame({"x": [np.nan, np.nan]}), bold={"x": "min"})
 
 
+def test_pairs_of_mean_and_std_become_one_column():
+    frame = pd.DataFrame({("a", "mean"): [0.5], ("a", "std"): [0.25], ("b", "mean"): [2.0], ("b", "std"): [np.nan]})
+    shown = tables.plus_minus_columns(frame, digits=2)
+    assert list(shown.columns) == ["a", "b"] and [str(cell) for cell in shown.iloc[0]] == ["0.50 ± 0.25", "2.00"]
+
+
 def test_plus_minus_is_rounded_where_shown_and_whole_in_the_csv():
     cells = [tables.plus_minus(0.76051, 0.00214, 3), tables.plus_minus(0.8, np.nan, 3)]
     frame = pd.DataFrame({"Model": ["a", "b"], "Accuracy": cells})
