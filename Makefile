@@ -11,6 +11,8 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME JUPYTER_PATH
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export JUPYTER_PREFER_ENV_PATH := 1
 export PYTHONNOUSERSITE := 1
+# uv trusts what the system trusts, as pip does: needed behind a proxy with a certificate of its own.
+export UV_SYSTEM_CERTS := 1
 
 .PHONY: help install reproduce test lint lab lock clean
 help:  ## list the targets

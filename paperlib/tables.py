@@ -59,7 +59,7 @@ class PlusMinus:
         if _missing(self.mean):
             return EN_DASH
         mean = _fixed(self.mean, self.digits)
-        return mean if _missing(self.std) else f"{mean} ± {_fixed(self.std, self.digits)}"
+        return mean if _missing(self.std) else f"{mean} ± {self.std:.{self.digits}f}"
 
     __repr__ = __str__
 
@@ -170,7 +170,7 @@ def _fixed(value, digits):
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     text = f"{value:.{digits}f}"
-    if value and (abs(value) >= LARGEST_FIXED or float(text) == 0):
+    if value and (abs(value) >= LARGEST_FIXED or abs(value) < 10 ** (1 - digits)):  # fewer than two digits would show
         return f"{value:.2e}"
     return text if float(text) else f"{0:.{digits}f}"  # never "-0.00"
 
