@@ -52,6 +52,11 @@ def prediction_files(home):
 # ---------------------------------------------------------------- kills
 
 
+def interruptible():
+    """Undo an ignored interrupt, which a process inherits that was started in the background of a script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Training:
     """A real `python -m paperlib train` in a session of its own, so that its processes can be told from others."""
 
@@ -65,6 +70,7 @@ class Training:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=interruptible,
         )
         self.lines = []
 
@@ -201,6 +207,7 @@ def test_an_interrupt_stops_cleanly(long_home, moment):
 
 
 def test_an_interrupt_while_a_process_starts_is_held_not_lost():
+    interruptible()
     with pytest.raises(KeyboardInterrupt), runs._interrupts_held():
         os.kill(os.getpid(), signal.SIGINT)
         held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
