@@ -128,7 +128,10 @@ def _train(options):
         if not done:
             tasks.append(runs.Task(job, str(path), settings))
     print(f"{scale.scale}: {len(jobs)} models asked for, {skipped} there, {len(tasks)} to train", flush=True)
-    for spec in dict.fromkeys(job.inputs for job in jobs):
+    pending = {task.job for task in tasks}
+    for spec in dict.fromkeys(
+        job.inputs for job in jobs if job in pending or not records.split_path(scale.scale, job.inputs.dataset).exists()
+    ):
         runs.write_split(scale.scale, spec)
     failed = _run_with_progress(tasks, _workers(options, scale, settings))
     if options.manifest and not failed:

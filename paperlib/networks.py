@@ -65,6 +65,7 @@ def build(name, classes, channels=3, pretrained=False):
         return _resnet18(classes, pretrained)
     network, digest = _efficientnet_lite0(pretrained)
     tail = nn.Sequential(network.blocks[-1], network.conv_head, network.bn2, network.global_pool)
+    _as_products(tail)
     return Classifier(tail, network.num_features, classes, digest)
 
 
@@ -158,6 +159,20 @@ def _pad_as_at_224(block):
     )
     plain.weight = strided.weight
     block.conv_dw = nn.Sequential(nn.ZeroPad2d((1, 2, 1, 2)), plain)
+
+
+class _Pointwise(nn.Conv2d):
+    """A 1 x 1 convolution as the matrix product it is: on a CPU its backward pass takes less than half the time."""
+
+    def forward(self, inputs):
+        product = nn.functional.linear(inputs.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias)
+        return product.permute(0, 3, 1, 2)
+
+
+def _as_products(network):
+    for module in network.modules():
+        if type(module) is nn.Conv2d and module.kernel_size == (1, 1):
+            module.__class__ = _Pointwise
 
 
 def _digest(network):

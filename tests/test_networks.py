@@ -3,6 +3,7 @@
 import pytest
 import torch
 from sklearn.datasets import load_sample_image
+from torch import nn
 
 from paperlib import datasets, networks
 
@@ -118,8 +119,21 @@ def test_trunk_and_tail_are_the_published_network_at_224_pixels(pretrained):
     features = trunk(images)
     expected = plain.global_pool(plain.forward_features(images))
     assert features.shape == (2, 192, 7, 7)
-    assert torch.equal(tail.backbone(features), expected)
-    assert torch.equal(tail(features), tail.head(expected))
+    torch.testing.assert_close(tail.backbone(features), expected, rtol=0, atol=1e-5)  # other order of sums
+    torch.testing.assert_close(tail(features), tail.head(expected), rtol=0, atol=1e-5)
+
+
+def test_products_are_the_convolutions_they_replace(pretrained):
+    torch.manual_seed(0)
+    plain, product = nn.Conv2d(5, 7, 1).double(), nn.Conv2d(5, 7, 1).double()
+    product.load_state_dict(plain.state_dict())
+    networks._as_products(nn.Sequential(product))
+    inputs = torch.randn(4, 5, 3, 3, dtype=torch.float64, requires_grad=True)
+    found = [torch.autograd.grad(m(inputs).square().sum(), [inputs, *m.parameters()]) for m in (plain, product)]
+    for expected, gradient in zip(*found, strict=True):
+        torch.testing.assert_close(gradient, expected)
+    tail = networks.build("efficientnet_lite0", classes=5, pretrained=True)
+    assert not any(type(m) is nn.Conv2d and m.kernel_size == (1, 1) for m in tail.modules())
 
 
 @torch.inference_mode()
