@@ -32,11 +32,12 @@ class UsageError(UserError):
 def _parser():
     parser = argparse.ArgumentParser(
         prog="paperlib",
-        description="Ensemble-based Dirichlet modelling: train, check data, choose loss weights.",
+        description="Ensemble-based Dirichlet modelling: plan, train, run notebooks, fit an ensemble of your own.",
         epilog="Every command has its own --help.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
+    _add_plan(commands)
     _add_choose_weights(commands)
     _add_data(commands)
     _add_notebook(commands)
@@ -114,29 +115,44 @@ def _train(options):
     jobs = _selected_jobs(scale, options)
     from paperlib import records, runs
 
-    tasks, skipped = [], 0
     settings = runs.settings_for(scale.hardware, options.device)
-    for job in jobs:
-        path = records.prediction_path(scale.scale, job.inputs.dataset, job.run, job.seed)
-        try:
-            done = not options.anew and records.is_done(path, job.digest)
-        except records.RecordError as error:
-            if not options.replace:
-                raise UsageError(f"{error}\nor let --replace train it anew") from error
-            done = False
-        skipped += done
-        if not done:
-            tasks.append(runs.Task(job, str(path), settings))
-    print(f"{scale.scale}: {len(jobs)} models asked for, {skipped} there, {len(tasks)} to train", flush=True)
-    pending = {task.job for task in tasks}
-    for spec in dict.fromkeys(
-        job.inputs for job in jobs if job in pending or not records.split_path(scale.scale, job.inputs.dataset).exists()
-    ):
+    missing = [job for job in jobs if not _is_done(scale, job, options)]
+    there = len(jobs) - len(missing)
+    print(f"{scale.scale}: {len(jobs)} models asked for, {there} there, {len(missing)} to train", flush=True)
+    split_of = {job.inputs.dataset: records.split_path(scale.scale, job.inputs.dataset) for job in jobs}
+    needed = {job.inputs for job in jobs if job in missing or not split_of[job.inputs.dataset].exists()}
+    for spec in needed:
         runs.write_split(scale.scale, spec)
-    failed = _run_with_progress(tasks, _workers(options, scale, settings))
+    with runs.on_a_free_gpu(settings) as settings:
+        tasks = [runs.Task(job, str(records.job_path(scale.scale, job)), settings) for job in missing]
+        failed = _run_with_progress(tasks, _workers(options, scale, settings))
     if options.manifest and not failed:
         records.write_manifest(options.manifest, scale.scale, jobs)
+    elif not options.manifest:
+        _write_complete_manifests(scale, jobs)
     return EXIT_FAILED if failed else 0
+
+
+def _is_done(scale, job, options):
+    from paperlib import records
+
+    try:
+        return not options.anew and records.is_done(records.job_path(scale.scale, job), job.digest)
+    except records.RecordError as error:
+        if options.replace:
+            return False
+        raise UsageError(f"{error}\nor let --replace train it anew") from error
+
+
+def _write_complete_manifests(scale, jobs):
+    """List what is complete as the workflow does, so that it need not look for it again."""
+    from paperlib import paths, records
+
+    for dataset, run in dict.fromkeys((job.inputs.dataset, job.run) for job in jobs):
+        for name, portion in scale.portions(dataset, run).items():
+            path = paths.results(scale.scale) / "manifests" / dataset / name
+            if not path.exists() and all(records.job_path(scale.scale, job).exists() for job in portion):
+                records.write_manifest(path, scale.scale, portion)
 
 
 def _selected_jobs(scale, options):
@@ -195,6 +211,55 @@ def _clock(seconds):
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
+# ------------------------------------------------------------------------------------------- plan
+
+
+def _add_plan(commands):
+    parser = _command(
+        commands,
+        "plan",
+        _plan,
+        help="what a scale costs: models, steps, images, disk, memory, hours",
+        description="""\
+Count what a scale asks for, by dataset and stage, less what is there already. Hours
+come from a training speed that you state (--rate) or that is timed here (--measure:
+a few steps on random images, on the device that would train).""",
+        epilog="""\
+examples
+  paperlib plan --scale paper                         the work alone
+  paperlib plan --scale paper --rate 1500 --parallel 4    hours on four GPUs with 1,500 images/s each
+  paperlib plan --scale cpu --measure                 hours on this machine, one process a core""",
+    )
+    parser.add_argument("--scale", required=True, choices=config.SCALES, help="configuration config/SCALE.yaml")
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--rate", type=_positive, help="training images/s of one GPU (of one process on a CPU)")
+    speed.add_argument("--measure", action="store_true", help="time a few steps here")
+    parser.add_argument(
+        "--parallel", type=_positive, help="GPUs, or processes on a CPU (default: as many as this machine has)"
+    )
+    parser.add_argument("--device", help="for --measure: cpu, cuda or cuda:N instead of the configuration's")
+
+
+def _plan(options):
+    scale = config.load(options.scale)
+    from paperlib import plan, runs
+
+    device = options.device or scale.hardware.device
+    parallel = options.parallel or runs.processes_here(device)
+    work = plan.table(scale)
+    rates, note = {}, "give --rate or --measure for an estimate of hours"
+    if options.rate:
+        rates = dict.fromkeys(zip(work.network, work.image_size, strict=True), options.rate)
+        note = f"hours: {parallel} in parallel, each with {options.rate:,} training images/s"
+    if options.measure:
+        rates, peak = plan.measure(scale, runs.settings_for(scale.hardware, device))
+        speeds = ", ".join(f"{network} at {size} px {rate:,.0f}" for (network, size), rate in rates.items())
+        note = f"hours: {parallel} in parallel; training images/s of one, timed here: {speeds}\n"
+        note += f"memory: the timed process took {peak:.1f} GB at most, without a dataset's images"
+    print(plan.text(scale, plan.with_hours(work, rates, parallel) if rates else work))
+    print(note)
+
+
 # ------------------------------------------------------------------------------------------- choose-weights
 
 
@@ -218,11 +283,11 @@ def _choose_weights(options):
     scale = _load_for_training(options)
     from paperlib import runs, weights
 
-    settings = runs.settings_for(scale.hardware, options.device)
-    tasks = weights.missing_tasks(scale, settings)
-    print(f"{scale.scale}: {len(tasks)} models of the grid to train", flush=True)
-    if _run_with_progress(tasks, _workers(options, scale, settings)):
-        return EXIT_FAILED
+    with runs.on_a_free_gpu(runs.settings_for(scale.hardware, options.device)) as settings:
+        tasks = weights.missing_tasks(scale, settings)
+        print(f"{scale.scale}: {len(tasks)} models of the grid to train", flush=True)
+        if _run_with_progress(tasks, _workers(options, scale, settings)):
+            return EXIT_FAILED
     table, chosen = weights.choose(scale)
     path = weights.write(scale, table)
     print(table.to_string(index=False, float_format="%.4g"))

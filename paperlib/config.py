@@ -167,6 +167,11 @@ class Scale:
         """All jobs of a run, one a seed."""
         return [self.job(dataset, run, seed) for seed in self.seeds(dataset, run)]
 
+    def portions(self, dataset, run):
+        """{name of a manifest: the jobs it lists}: models_per_job consecutive seeds of a run each."""
+        jobs, step = self.jobs(dataset, run), self.hardware.models_per_job
+        return {f"{run}-{first:03d}.json": jobs[first : first + step] for first in range(0, len(jobs), step)}
+
     def job(self, dataset, run, seed):
         """The job of one model."""
         if dataset not in self.datasets:

@@ -45,6 +45,23 @@ CLASS_NAMES = {
 }
 NAMES = tuple(CLASS_NAMES)
 
+
+@dataclass(frozen=True)
+class Published:
+    """How many images the publisher's files hold, and their side in pixels (of the smallest version, or as resized)."""
+
+    images: int
+    side: int
+
+
+PUBLISHED = {
+    "digits": Published(1797, 8),
+    "cifar10": Published(60_000, 32),
+    "cifar100": Published(60_000, 32),
+    "dermamnist": Published(10_015, 28),
+    "aptos": Published(3662, 224),
+}
+
 # Chosen so that a small convolutional net with the protocol's crops and flips reaches about 80 % accuracy.
 DIGITS_NOISE = 60.0
 DIGITS_SEED = 0

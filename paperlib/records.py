@@ -74,6 +74,11 @@ def prediction_path(scale, dataset, run, seed):
     return paths.results(scale) / "predictions" / dataset / run / f"seed_{seed:03d}.npz"
 
 
+def job_path(scale, job):
+    """Where the prediction of a job is."""
+    return prediction_path(scale, job.inputs.dataset, job.run, job.seed)
+
+
 def split_path(scale, dataset):
     """Where the split of a dataset is."""
     return paths.results(scale) / "splits" / f"{dataset}.npz"
@@ -123,7 +128,7 @@ def write_manifest(path, scale, jobs):
     """List the predictions of jobs with their digests: the workflow's sign that they are there."""
     rows = []
     for job in jobs:
-        file = prediction_path(scale, job.inputs.dataset, job.run, job.seed)
+        file = job_path(scale, job)
         rows.append({"file": str(file.relative_to(paths.root())), "digest": job.digest})
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(rows, indent=1) + "\n")

