@@ -119,10 +119,10 @@ def _train(options):
     missing = [job for job in jobs if not _is_done(scale, job, options)]
     there = len(jobs) - len(missing)
     print(f"{scale.scale}: {len(jobs)} models asked for, {there} there, {len(missing)} to train", flush=True)
-    split_of = {job.inputs.dataset: records.split_path(scale.scale, job.inputs.dataset) for job in jobs}
-    needed = {job.inputs for job in jobs if job in missing or not split_of[job.inputs.dataset].exists()}
-    for spec in needed:
-        runs.write_split(scale.scale, spec)
+    split_of = {job: records.split_path(scale.scale, job.inputs.dataset, job.run) for job in jobs}
+    needed = {split_of[job]: job for job in jobs if job in missing or not split_of[job].exists()}
+    for job in needed.values():
+        runs.write_split(scale.scale, job)
     with runs.on_a_free_gpu(settings) as settings:
         tasks = [runs.Task(job, str(records.job_path(scale.scale, job)), settings) for job in missing]
         failed = _run_with_progress(tasks, _workers(options, scale, settings))

@@ -32,11 +32,14 @@ class Forecast:
 
 
 class Study:
-    """One dataset of one scale: its labels and predictions, read when first asked for."""
+    """One dataset of one scale: its labels and predictions, read when first asked for.
 
-    def __init__(self, scale, dataset):
-        self.scale, self.dataset, self.settings = scale, dataset, scale.analysis
-        self.split = records.read_split(records.split_path(scale.scale, dataset))
+    members_from names the run of the ensemble's members: `ce`, or one on another split, whose labels are then used.
+    """
+
+    def __init__(self, scale, dataset, members_from="ce"):
+        self.scale, self.dataset, self.settings, self.members_from = scale, dataset, scale.analysis, members_from
+        self.split = records.read_split(records.split_path(scale.scale, dataset, members_from))
         self.labels = self.split.labels
 
     def predictions(self, run):
@@ -49,7 +52,7 @@ class Study:
     @cached_property
     def members(self):
         """Log-probabilities of all cross-entropy models: part -> (members, inputs, classes)."""
-        found = self.predictions("ce")
+        found = self.predictions(self.members_from)
         return {part: np.stack([getattr(p, part).log_probs for p in found]) for part in records.PARTS}
 
     @cached_property

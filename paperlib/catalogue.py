@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from paperlib.recipes import RECIPES
+
 PREFIX = {"cifar100": "C100", "dermamnist": "DM", "cifar10": "c10", "aptos": "APT"}
 
 
@@ -148,7 +150,7 @@ ITEMS = (
     Item("exp3_selective_classification", "exp3_guaranteed", "table", "Empirical and guaranteed thresholds"),
     Item("claims", "claims", "table", "Does the paper hold? Published against measured"),
     Item("claims", "claims_summary", "table", "Verdicts by section of the paper"),
-    Item("claims", "claims_sensitivity", "table", "Sensitivity to bins, target risk and aggregation"),
+    Item("claims", "claims_sensitivity", "table", "Sensitivity to bins, target risk, aggregation and split"),
     Item("claims", "claims_protocol", "table", "The paper's protocol and this scale's"),
     Item("claims", "claims", "figure", "Verdicts by section of the paper"),
 )
@@ -171,5 +173,5 @@ def runs(notebook, scale, dataset):
     if notebook == "claims":
         return scale.runs(dataset)
     if notebook in ("exp1_edl_calibration", "exp3_selective_classification"):
-        return [run for run in scale.runs(dataset) if not run.startswith("collapse_")]
+        return list(RECIPES)
     return ["ce"]

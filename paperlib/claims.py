@@ -1026,14 +1026,15 @@ def released(scale, needed=("ce", "digamma", "exponential")):
         if records.split_path(scale, dataset).exists()
         and all(
             records.prediction_path(scale, dataset, run, seed).exists()
-            for run in needed
+            for run in settings.runs(dataset)
+            if run in needed or run.startswith(config.OTHER_SPLIT)
             for seed in settings.seeds(dataset, run)
         )
     ]
 
 
 def sensitivity(scale, dataset, draws=DRAWS, seed=0):
-    """What B, r and the aggregation of the moments change: one value moved at a time, the others as configured."""
+    """What B, r, the aggregation of the moments and the split change: one moved at a time, the others as configured."""
     evidence = Evidence(analysis.Study(config.load(scale), dataset), draws, seed)
     settings, size, rows = evidence.settings, evidence.size("last"), []
 
@@ -1066,4 +1067,12 @@ def sensitivity(scale, dataset, draws=DRAWS, seed=0):
         )
         for metric in ("variance_auroc", "aurc", "coverage", "retained_risk"):
             add("aggregate", aggregate, "mom", metric, METRICS[metric](model, evidence.weights, settings))
+    if (moved := evidence.study.scale.split_sensitivity) and moved.dataset == dataset:
+        for split_seed in (evidence.study.scale.split.seed, *moved.seeds):
+            run = f"{config.OTHER_SPLIT}{split_seed}" if split_seed in moved.seeds else "ce"
+            other = Evidence(analysis.Study(evidence.study.scale, dataset, run), draws, seed)
+            model = other.models("mom", moved.members, "first")[0]
+            for metric in ("accuracy", "ece", "aurc", "coverage", "retained_risk"):
+                found = METRICS[metric](model, other.weights, settings)
+                add(f"split seed, {moved.members} members", split_seed, "mom", metric, found)
     return pd.DataFrame(rows)

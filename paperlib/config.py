@@ -16,6 +16,7 @@ from paperlib.recipes import RECIPES
 
 SCALES = ("demo", "cpu", "paper")
 COLLAPSE = "collapse_"  # a run of the collapse figure is named collapse_<run>
+OTHER_SPLIT = "split_"  # cross-entropy members trained on another split are named split_<its seed>
 FROZEN_TRUNK = ("efficientnet_lite0",)  # networks whose features are cached (D22); networks.SPECS says the same
 
 
@@ -75,6 +76,15 @@ class Collapse:
     image_size: int
     epochs: int
     runs: dict
+
+
+@dataclass(frozen=True)
+class SplitSensitivity:
+    """A small ensemble of one dataset on each of some other splits."""
+
+    dataset: str
+    seeds: tuple
+    members: int
 
 
 @dataclass(frozen=True)
@@ -148,19 +158,24 @@ class Scale:
     pretrained: bool = False
     data_folder: str | None = None
     views: tuple | None = None
+    split_sensitivity: SplitSensitivity | None = None
     recipes: dict = field(default_factory=dict)
     hardware: Hardware = field(default_factory=Hardware)
 
     def runs(self, dataset):
-        """Names of the runs of a dataset: the seven recipes, and the collapse runs where they belong."""
+        """Names of the runs of a dataset: the seven recipes; collapse runs and other splits where they belong."""
         collapse = self.collapse.runs if dataset == self.collapse.dataset else ()
-        return [*RECIPES, *(COLLAPSE + name for name in collapse)]
+        moved = self.split_sensitivity
+        splits = moved.seeds if moved and dataset == moved.dataset else ()
+        return [*RECIPES, *(COLLAPSE + name for name in collapse), *(f"{OTHER_SPLIT}{seed}" for seed in splits)]
 
     def seeds(self, dataset, run):
         """Seeds to train of a run: members for `ce`, seeds for the evidential recipes, one for a collapse run."""
         chosen = self.datasets[dataset]
         if run.startswith(COLLAPSE):
             return range(1)
+        if run.startswith(OTHER_SPLIT):
+            return range(self.split_sensitivity.members)
         return range(chosen.members if run == "ce" else chosen.seeds)
 
     def jobs(self, dataset, run):
@@ -180,12 +195,15 @@ class Scale:
             raise ConfigError(
                 f"{dataset} has no run {run!r} at scale {self.scale}; it has: {', '.join(self.runs(dataset))}"
             )
-        chosen, training = self.datasets[dataset], self.training
+        chosen, training, split = self.datasets[dataset], self.training, self.split
+        if run.startswith(OTHER_SPLIT):
+            split = replace(split, seed=int(run.removeprefix(OTHER_SPLIT)))
+        recipe = "ce" if run.startswith(OTHER_SPLIT) else run
         inputs = InputSpec(
             dataset=dataset,
             subset=chosen.subset,
             source_size=chosen.source_size,
-            split=self.split,
+            split=split,
             network=self.network,
             image_size=self.image_size,
             views=self.views,
@@ -194,10 +212,10 @@ class Scale:
         job = Job(
             inputs=inputs,
             run=run,
-            recipe=run,
+            recipe=recipe,
             seed=seed,
             pretrained=self.pretrained,
-            epochs=training.epochs_ce if run == "ce" else training.epochs_edl,
+            epochs=training.epochs_ce if recipe == "ce" else training.epochs_edl,
             batch_size=training.batch_size,
             lr_backbone=training.lr_backbone,
             lr_head=training.lr_head,
@@ -217,7 +235,7 @@ class Scale:
                 **collapse.runs[run.removeprefix(COLLAPSE)],
             )
         else:
-            job = replace(job, **self.recipes.get(run, {}))
+            job = replace(job, **self.recipes.get(recipe, {}))
         return _without_unused(job)
 
 
@@ -257,6 +275,9 @@ def parse(content, source):
         content[key] = kind(**content[key])
     content["collapse"] = Collapse(**content["collapse"])
     content["hardware"] = Hardware(**content.get("hardware", {}))
+    if "split_sensitivity" in content:
+        moved = dict(content["split_sensitivity"], seeds=tuple(content["split_sensitivity"]["seeds"]))
+        content["split_sensitivity"] = SplitSensitivity(**moved)
     if "views" in content:
         content["views"] = tuple(content["views"])
     scale = Scale(**content)
@@ -267,6 +288,10 @@ def parse(content, source):
 def _check_together(scale, source):
     if scale.collapse.dataset not in scale.datasets:
         raise ConfigError(f"{source}: collapse.dataset {scale.collapse.dataset!r} is not one of this scale's datasets")
+    if (moved := scale.split_sensitivity) and moved.dataset not in scale.datasets:
+        raise ConfigError(f"{source}: split_sensitivity.dataset {moved.dataset!r} is not one of this scale's datasets")
+    if moved and scale.split.seed in moved.seeds:
+        raise ConfigError(f"{source}: split_sensitivity.seeds has split.seed {scale.split.seed}: name other splits")
     if abs(sum(scale.split.fractions) - 1) > 1e-9:
         raise ConfigError(f"{source}: split.fractions must sum to 1, got {list(scale.split.fractions)}")
     for name, dataset in scale.datasets.items():

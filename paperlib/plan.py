@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from paperlib import datasets, inputs, networks, records, training
+from paperlib.config import COLLAPSE, OTHER_SPLIT
 from paperlib.recipes import RECIPES
 
 # A forward pass alone costs about a third of a training step of the same image.
@@ -46,12 +47,13 @@ def table(scale):
 
 
 def stages(scale, dataset):
-    """Runs of a dataset by stage: members of the ensemble, evidential recipes, collapse runs."""
+    """Runs of a dataset by stage: members of the ensemble, evidential recipes, collapse runs, other splits."""
     names = scale.runs(dataset)
     found = {
         "cross-entropy": ["ce"],
         "evidential": [name for name in names if name in RECIPES and name != "ce"],
-        "collapse": [name for name in names if name not in RECIPES],
+        "collapse": [name for name in names if name.startswith(COLLAPSE)],
+        "other splits": [name for name in names if name.startswith(OTHER_SPLIT)],
     }
     return {stage: runs for stage, runs in found.items() if runs}
 

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from paperlib import paths
+from paperlib.config import OTHER_SPLIT
 from paperlib.errors import UserError
 
 PARTS = ("calibration", "test")
@@ -79,9 +80,10 @@ def job_path(scale, job):
     return prediction_path(scale, job.inputs.dataset, job.run, job.seed)
 
 
-def split_path(scale, dataset):
-    """Where the split of a dataset is."""
-    return paths.results(scale) / "splits" / f"{dataset}.npz"
+def split_path(scale, dataset, run="ce"):
+    """Where the split of a dataset is; members trained on another split have their own."""
+    name = f"{dataset}-{run}" if run.startswith(OTHER_SPLIT) else dataset
+    return paths.results(scale) / "splits" / f"{name}.npz"
 
 
 def write_prediction(path, prediction):

@@ -174,9 +174,10 @@ def _parts(spec, device):
     return parts, split, dataset
 
 
-def write_split(scale, spec):
-    """Keep the split of a dataset as an artefact; an artefact of another split is an error."""
-    path = records.split_path(scale, spec.dataset)
+def write_split(scale, job):
+    """Keep the split that a job is trained on as an artefact; an artefact of another split is an error."""
+    spec = job.inputs
+    path = records.split_path(scale, spec.dataset, job.run)
     split = split_of(spec, _dataset(spec.dataset, spec.source_size))
     if not path.exists():
         records.write_split(path, split)

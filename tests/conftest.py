@@ -20,6 +20,7 @@ def shrink_demo(home, **training):
     content["ensemble"]["sizes"] = [2, 3]
     content["training"] |= {"epochs_ce": 2, "epochs_edl": 2, **training}
     content["collapse"]["epochs"] = 2
+    content["split_sensitivity"] = {"dataset": "digits", "seeds": [1], "members": 2}
     path.write_text(yaml.safe_dump(content))
 
 

@@ -10,27 +10,35 @@ from paperlib import records, splits
 def write_release(scale, inputs=200, classes=5, seed=0):
     """Splits, predictions and manifests of every run of a scale, drawn from a simple model of noisy logits."""
     for dataset in scale.datasets:
-        rng = np.random.default_rng(seed)
-        labels = rng.integers(classes, size=10 * inputs)
-        parts = dict(zip(("train", "validation", "calibration", "test"), splits.stratified(labels), strict=True))
-        record = records.SplitRecord(
-            **parts,
-            labels={name: labels[index] for name, index in parts.items()},
-            class_names=tuple(f"class {k}" for k in range(classes)),
-        )
-        records.write_split(records.split_path(scale.scale, dataset), record)
-        signal = {
-            name: rng.normal(size=(len(record.labels[name]), classes)) + 2.0 * np.eye(classes)[record.labels[name]]
-            for name in records.PARTS
-        }
+        drawn = {}
         for run in scale.runs(dataset):
-            jobs = scale.jobs(dataset, run)
-            for job in jobs:
+            path = records.split_path(scale.scale, dataset, run)
+            if path not in drawn:
+                drawn[path] = _draw(path, inputs, classes, np.random.default_rng([seed, len(drawn)]))
+            signal, rng = drawn[path]
+            for job in scale.jobs(dataset, run):
                 _write(scale, job, signal, rng)
-            step = scale.hardware.models_per_job
-            for first in range(0, len(jobs), step):
-                path = records.paths.results(scale.scale) / "manifests" / dataset / f"{run}-{first:03d}.json"
-                records.write_manifest(path, scale.scale, jobs[first : first + step])
+            for name, portion in scale.portions(dataset, run).items():
+                records.write_manifest(
+                    records.paths.results(scale.scale) / "manifests" / dataset / name, scale.scale, portion
+                )
+
+
+def _draw(path, inputs, classes, rng):
+    """Write a split; (what its inputs look like to every model, the generator of what each adds)."""
+    labels = rng.integers(classes, size=10 * inputs)
+    parts = dict(zip(("train", "validation", "calibration", "test"), splits.stratified(labels), strict=True))
+    split = records.SplitRecord(
+        **parts,
+        labels={name: labels[index] for name, index in parts.items()},
+        class_names=tuple(f"class {k}" for k in range(classes)),
+    )
+    records.write_split(path, split)
+    signal = {
+        name: rng.normal(size=(len(split.labels[name]), classes)) + 2.0 * np.eye(classes)[split.labels[name]]
+        for name in records.PARTS
+    }
+    return signal, rng
 
 
 def _write(scale, job, signal, rng):

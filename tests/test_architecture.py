@@ -16,7 +16,7 @@ TABLE = {
     "checks": {"numpy"},
     "paths": set(),
     "recipes": set(),
-    "catalogue": set(),
+    "catalogue": {"recipes"},
     # the mathematics
     "_kernels": {"numpy", "numba", "llvmlite"},
     "dirichlet": {"numpy", "scipy", "torch", "_kernels"},
@@ -30,7 +30,7 @@ TABLE = {
     "config": {"yaml", "jsonschema", "paths", "recipes"},
     "datasets": {"numpy", "torch", "torchvision", "medmnist", "sklearn", "PIL", "paths"},
     "networks": {"torch", "torchvision"},
-    "records": {"numpy", "pandas", "paths"},
+    "records": {"numpy", "pandas", "paths", "config"},
     "inputs": {"numpy", "torch", "tqdm", "datasets", "networks", "paths", "records"},
     "training": {
         "numpy",
@@ -45,7 +45,7 @@ TABLE = {
     },
     "runs": {"numpy", "torch", "datasets", "inputs", "networks", "paths", "records", "splits", "training"},
     "weights": {"pandas", "paths", "records", "runs"},
-    "plan": {"numpy", "pandas", "torch", "datasets", "inputs", "networks", "records", "recipes", "training"},
+    "plan": {"numpy", "pandas", "torch", "config", "datasets", "inputs", "networks", "records", "recipes", "training"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "config", "recipes", *MATHS},
     "plots": {"numpy", "matplotlib", "seaborn"},

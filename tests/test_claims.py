@@ -397,7 +397,8 @@ def released(home):
     split = records.SplitRecord(
         **{part: np.arange(80) for part in labels}, labels=labels, class_names=("a", "b", "c", "d")
     )
-    records.write_split(records.split_path("demo", "digits"), split)
+    for run in ("ce", "split_1"):
+        records.write_split(records.split_path("demo", "digits", run), split)
     base = {part: rng.normal(size=(80, 4)) + 2 * np.eye(4)[labels[part]] for part in records.PARTS}
     for run in scale.runs("digits"):
         for job in scale.jobs("digits", run):
@@ -546,5 +547,10 @@ def test_sensitivity_moves_one_choice_at_a_time(released):
     probs, labels = study.mean_of("mom", "test", size), study.labels["test"]
     assert found["bins B", "20", "mom", "ece"] == pytest.approx(calibration.ece(probs, labels, 20))
     assert found["risk r", "0.1", "mom", "coverage"] == found["aggregate", "mean", "mom", "coverage"]
+    for split_seed, run in (("0", "ce"), ("1", "split_1")):
+        other = analysis.Study(released, "digits", run)
+        assert found["split seed, 2 members", split_seed, "mom", "accuracy"] == pytest.approx(
+            scores.accuracy(other.mean_of("mom", "test", 2), labels)
+        )
     by_risk = [found["risk r", risk, "mom", "coverage"] for risk in ("0.05", "0.1", "0.15", "0.2")]
     assert by_risk == sorted(by_risk)

@@ -221,6 +221,7 @@ def test_members_seeds_analysis_and_hardware_change_no_digest():
 COLLAPSE_WITH_OWN_LAMBDA = {"collapse_constant_one"}
 COLLAPSE_WITHOUT_LAMBDA = {"collapse_no_kl"}
 COLLAPSE = {"collapse_" + name for name in content()["collapse"]["runs"]}
+OTHER_SPLITS = {"split_1", "split_2"}
 KL_RECIPES = {"mse_clamp", "mse_softadapt", "mse_plusone", "exponential"}
 
 
@@ -233,16 +234,16 @@ KL_RECIPES = {"mse_clamp", "mse_softadapt", "mse_plusone", "exponential"}
             KL_RECIPES | COLLAPSE - COLLAPSE_WITH_OWN_LAMBDA - COLLAPSE_WITHOUT_LAMBDA,
         ),
         ({"losses": {"kl_schedule": "constant"}}, KL_RECIPES),
-        ({"training": {"epochs_ce": 11}}, {"ce"}),
+        ({"training": {"epochs_ce": 11}}, {"ce", *OTHER_SPLITS}),
         ({"training": {"epochs_edl": 11}}, set(EVIDENTIAL)),
         ({"recipes": {"mse_clamp": {"epochs": 11}}}, {"mse_clamp"}),
         ({"recipes": {"ce": {"lambda0": 11}}}, set()),
         ({"collapse": {"epochs": 11}}, COLLAPSE),
         ({"collapse": {"runs": {"no_kl": {"kl_schedule": "none", "lambda0": 7}}}}, set()),
-        ({"training": {"batch_size": 16}}, set(RECIPES) | COLLAPSE),
-        ({"training": {"lr_backbone": 0.5}}, set(RECIPES)),
-        ({"split": {"seed": 1}}, set(RECIPES) | COLLAPSE),
-        ({"datasets": {"digits": {"subset": 500}}}, set(RECIPES) | COLLAPSE),
+        ({"training": {"batch_size": 16}}, set(RECIPES) | COLLAPSE | OTHER_SPLITS),
+        ({"training": {"lr_backbone": 0.5}}, set(RECIPES) | OTHER_SPLITS),
+        ({"split": {"seed": 5}}, set(RECIPES) | COLLAPSE),
+        ({"datasets": {"digits": {"subset": 500}}}, set(RECIPES) | COLLAPSE | OTHER_SPLITS),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -280,8 +281,29 @@ def test_a_collapse_run_is_mse_clamp_from_random_initialisation():
     assert "collapse_flipped" not in scale.runs("aptos")
 
 
+def test_another_split_is_cross_entropy_with_another_split_seed():
+    scale = config.load("cpu")
+    job, plain = scale.job("dermamnist", "split_2", 3), scale.job("dermamnist", "ce", 3)
+    moved = dataclasses.replace(plain.inputs, split=dataclasses.replace(plain.inputs.split, seed=2))
+    assert job == dataclasses.replace(plain, run="split_2", inputs=moved)
+    assert "split_2" not in scale.runs("aptos")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "aptos"}, "split_sensitivity.dataset 'aptos' is not one of this scale's datasets"),
+        ({"seeds": [0, 1]}, "split_sensitivity.seeds has split.seed 0: name other splits"),
+    ],
+)
+def test_other_splits_must_fit_the_scale(change, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.load("demo", {"split_sensitivity": change})
+
+
 def test_seeds_of_each_kind_of_run():
     scale = config.load("cpu")
+    assert scale.seeds("dermamnist", "split_1") == range(10)
     assert scale.seeds("cifar10", "ce") == range(100)
     assert scale.seeds("cifar10", "digamma") == range(10)
     assert scale.seeds("cifar100", "collapse_no_kl") == range(1)

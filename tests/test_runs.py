@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import change_config, shrink_demo
 
-from paperlib import config, datasets, inputs, networks, paths, records, runs, training, weights
+from paperlib import analysis, config, datasets, inputs, networks, paths, records, runs, training, weights
 from paperlib.__main__ import main
 from paperlib.recipes import RECIPES
 
@@ -292,17 +292,27 @@ def test_provenance_says_what_made_a_model(home, one_thread):
 
 
 def test_the_split_is_an_artefact_and_another_one_an_error(home):
-    spec = config.load("demo").job("digits", "ce", 0).inputs
-    runs.write_split("demo", spec)
+    job = config.load("demo").job("digits", "ce", 0)
+    runs.write_split("demo", job)
     split = records.read_split(records.split_path("demo", "digits"))
     sizes = [len(getattr(split, part)) for part in ("train", "validation", *records.PARTS)]
     assert sizes == [360, 120, 60, 60]
     indices = np.concatenate([getattr(split, part) for part in ("train", "validation", *records.PARTS)])
     assert len(np.unique(indices)) == 600
     np.testing.assert_array_equal(split.labels["test"], datasets.load("digits").labels[split.test])
-    runs.write_split("demo", spec)  # the same: nothing to say
+    runs.write_split("demo", job)  # the same: nothing to say
+    other = replace(job, inputs=replace(job.inputs, split=replace(job.inputs.split, seed=5)))
     with pytest.raises(records.RecordError, match=r"digits\.npz holds another split"):
-        runs.write_split("demo", replace(spec, split=replace(spec.split, seed=5)))
+        runs.write_split("demo", other)
+
+
+def test_members_on_another_split_have_that_split_as_an_artefact(home, one_thread):
+    assert main(["train", "--scale", "demo", "--recipe", "ce", "split_1", "--workers", "1"]) == 0
+    first, second = (records.read_split(records.split_path("demo", "digits", run)) for run in ("ce", "split_1"))
+    assert sorted([*first.train, *first.test]) != sorted([*second.train, *second.test])
+    study = analysis.Study(config.load("demo"), "digits", "split_1")
+    np.testing.assert_array_equal(study.labels["test"], datasets.load("digits").labels[second.test])
+    assert study.members["test"].shape == (2, 60, 10)
 
 
 def test_only_training_images_are_augmented(home):
