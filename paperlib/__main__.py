@@ -38,6 +38,7 @@ def _parser():
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
     _add_plan(commands)
+    _add_verify(commands)
     _add_choose_weights(commands)
     _add_data(commands)
     _add_notebook(commands)
@@ -258,6 +259,44 @@ def _plan(options):
         note += f"memory: the timed process took {peak:.1f} GB at most, without a dataset's images"
     print(plan.text(scale, plan.with_hours(work, rates, parallel) if rates else work))
     print(note)
+
+
+# ------------------------------------------------------------------------------------------- verify
+
+
+def _add_verify(commands):
+    parser = _command(
+        commands,
+        "verify",
+        _verify,
+        help="train some released models anew and compare them with what is stored",
+        description="""\
+Pick models at random among the stored predictions of each dataset, train them anew in a
+temporary folder and compare. On the hardware and versions of the provenance the result must
+be the same bit by bit, elsewhere within the tolerance that is printed. Nothing stored changes.""",
+    )
+    _add_run_options(parser)
+    parser.add_argument("--dataset", nargs="+", default=["all"], help="one or more, or all (default)")
+    parser.add_argument("--models", type=_positive, default=3, help="models of each dataset (default: 3)")
+    parser.add_argument("--draw", type=int, default=0, help="seed of the random choice (default: 0)")
+
+
+def _verify(options):
+    scale = _load_for_training(options)
+    from paperlib import runs, verify
+
+    names = list(scale.datasets) if options.dataset == ["all"] else options.dataset
+    for name in names:
+        scale.job(name, "ce", 0)  # raises for an unknown dataset, and says which there are
+    jobs = verify.choose(scale, names, options.models, options.draw)
+    print(f"{scale.scale}: training {len(jobs)} released models anew", flush=True)
+    good = 0
+    with runs.on_a_free_gpu(runs.settings_for(scale.hardware, options.device)) as settings:
+        for result in verify.retrain(scale, jobs, settings, _workers(options, scale, settings)):
+            print(result.error if isinstance(result, runs.Done) else result, flush=True)
+            good += isinstance(result, verify.Comparison) and result.good
+    print(f"{good} of {len(jobs)} are as released")
+    return 0 if good == len(jobs) else EXIT_FAILED
 
 
 # ------------------------------------------------------------------------------------------- choose-weights
@@ -560,7 +599,9 @@ def _add_index(commands):
         "index",
         _index,
         help="write the page that lists every figure and table of a scale",
-        description="Map every figure and table of the paper to its files and its notebook: index.html and index.md.",
+        description="""\
+Map every figure and table of the paper to its files and its notebook: index.html and index.md.
+For the released scale, the numbers in README.md and docs/ are brought up to date with its tables.""",
     )
     parser.add_argument("--scale", required=True, choices=config.SCALES)
     parser.add_argument("shown", nargs="*", metavar="NOTEBOOK:DATASET", help="default: all that the scale asks for")
@@ -568,7 +609,7 @@ def _add_index(commands):
 
 def _index(options):
     scale = config.load(options.scale)
-    from paperlib import catalogue, notebooks
+    from paperlib import catalogue, notebooks, showcase
 
     pairs = [tuple(pair.split(":")) for pair in options.shown] or catalogue.notebooks(scale)
     entries = [
@@ -586,6 +627,7 @@ def _index(options):
         if item.notebook == notebook
     ]
     print(notebooks.write_index(options.scale, entries))
+    showcase.write(options.scale)
     return 0
 
 

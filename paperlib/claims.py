@@ -25,7 +25,7 @@ DRAWS = 300
 LEVEL = 0.95
 HOLDS, IN_PART, FAILS, UNTESTABLE = VERDICTS = ("holds", "holds in part", "does not hold", "not testable")
 FIELDS = {"id", "kind", "section", "where", "text", "datasets", "decided_by", "tests"}
-OPTIONAL = {"published", "printed", "measure", "settled", "because", "untestable", "rehearsed"}
+OPTIONAL = {"headline", "published", "printed", "measure", "settled", "because", "untestable", "rehearsed"}
 PLACES = {"first": 0, "second": 1, "last": -1}  # of the ensemble sizes of a scale
 EXTREME = 0.95  # the paper's "top 5 % confidence region"
 MIDDLE = (0.3, 0.8)  # "mid-range" confidence: up to the paper's threshold of high confidence

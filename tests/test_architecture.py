@@ -45,6 +45,7 @@ TABLE = {
     },
     "runs": {"numpy", "torch", "datasets", "inputs", "networks", "paths", "records", "splits", "training"},
     "weights": {"pandas", "paths", "records", "runs"},
+    "verify": {"numpy", "records", "runs"},
     "plan": {"numpy", "pandas", "torch", "config", "datasets", "inputs", "networks", "records", "recipes", "training"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "config", "recipes", *MATHS},
@@ -52,6 +53,7 @@ TABLE = {
     "tables": {"pandas", "numpy", "records"},
     "notebooks": {"jinja2", "latex2mathml", "nbformat", "nbconvert", "papermill", "paths", "records"},
     "claims": {"numpy", "pandas", "yaml", "analysis", "config", "paths", "records", "recipes", *MATHS},
+    "showcase": {"pandas", "analysis", "claims", "config", "paths", "records", "tables"},
     # an ensemble of one's own
     "ensembles": {"numpy", "pandas", "pyarrow"},
     "policy": {"numpy", "pandas", "scipy", *MATHS},

@@ -1,0 +1,191 @@
+"""Numbers in README.md and docs/, taken from the tables that the notebooks wrote: no number there is typed by hand.
+
+A block begins with <!-- begin NAME --> and ends with <!-- end NAME -->; what stands between is replaced.
+"""
+
+import re
+from collections import Counter
+
+import pandas as pd
+
+from paperlib import analysis, claims, config, paths, records, tables
+from paperlib.errors import UserError
+
+RELEASED = "cpu"  # the scale that is tracked, and that README speaks of
+FIGURES = {
+    "exp3_mom": "Selective classification on {name}: test inputs by the Dirichlet's total variance, and what is kept.",
+    "exp1_diagnostics": "How far the confidence of six evidential recipes can be trusted, on {name}.",
+}
+ROWS = {"mom": "MoM ensemble", "exponential": "Exponential", "digamma": "Digamma"}
+COLUMNS = {
+    "full-accuracy": "accuracy",
+    "full-f1": "F1",
+    "full-nll": "NLL",
+    "coverage": "kept",
+    "retained-accuracy": "accuracy, kept",
+    "retained-f1": "F1, kept",
+    "retained-nll": "NLL, kept",
+}
+
+
+class BlockError(UserError):
+    """A document without the place that a block belongs in; the message names both."""
+
+
+def write(scale):
+    """Bring every block of README.md and docs/ up to date with the tables of the released scale."""
+    for file, blocks in documents(scale).items():
+        path = paths.root() / file
+        text = path.read_text()
+        for name, content in blocks.items():
+            text = insert(text, name, content, file)
+        with records.replacing(path) as temporary:
+            temporary.write_text(text)
+
+
+def documents(scale):
+    """{file: {block: text}} as the tables of a scale have it; nothing where nothing is released."""
+    if scale != RELEASED or not released(scale):
+        return {}
+    return {
+        "README.md": {"verdict": verdict(scale), "figures": figures(scale)},
+        "docs/results.md": {"trained": trained(scale), "deviations": deviations(scale)},
+        "docs/datasets.md": {"parts": parts(scale)},
+    }
+
+
+def insert(text, name, content, file):
+    """The text with the content of one block replaced."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    found, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{content.strip()}\n{end}", text, flags=re.DOTALL)
+    if count != 1:
+        raise BlockError(f"{file} must have one block {begin} ... {end}, it has {count}")
+    return found
+
+
+def _table(scale, name):
+    return pd.read_csv(paths.results(scale) / "tables" / "all" / f"{name}.csv", keep_default_na=False, na_values=[""])
+
+
+# ------------------------------------------------------------------------------------------- README
+
+
+def verdict(scale):
+    """What the paper claims and what holds, in one sentence and two tables, and what it cost to find out."""
+    frame = _table(scale, "claims").set_index("id")
+    counts = Counter(frame["verdict"])
+    judged = len(frame) - counts[claims.UNTESTABLE]
+    headlines = frame.loc[[claim["id"] for claim in claims.load() if claim.get("headline")]]
+    rows = [
+        {"the paper says": row.claim, "here": _measured(row), "verdict": f"**{row.verdict}**"}
+        for row in headlines.itertuples()
+    ]
+    names = ", ".join(analysis.DOMAINS[name][0] for name in released(scale))
+    cost = costs(scale)
+    return "\n\n".join(
+        [
+            f"**Of {len(frame)} numbers and claims of the paper, {judged} can be judged on {names}: "
+            f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not.** "
+            f"It took {cost.models.sum():,} trained models and {cost.hours.sum():.1f} processor hours to find out; to "
+            f"rebuild all of it from the released predictions takes minutes.",
+            tables.to_markdown(pd.DataFrame(rows)).strip(),
+            "Experiment 3 (the paper's table on DermaMNIST, r = 0.1), each cell *published → here*:",
+            _selective_table(frame),
+        ]
+    )
+
+
+def _measured(row):
+    if pd.isna(row.measured):
+        return row.reason
+    interval = "" if pd.isna(row.low) else f" [{row.low:.3g}, {row.high:.3g}]"
+    where = f", {row.dataset}" if isinstance(row.dataset, str) else ""
+    return f"{row.quantity}{where}: {row.measured:.3g}{interval}"
+
+
+def _selective_table(frame):
+    rows = []
+    for of, title in ROWS.items():
+        cells = {"": title}
+        for column, name in COLUMNS.items():
+            row = frame.loc[f"exp3.table.{column}.{of}"]
+            here = "–" if pd.isna(row.measured) else f"{row.measured:.4f}"
+            cells[name] = f"{row.published:.4f} → {here}"
+        rows.append(cells)
+    return tables.to_markdown(pd.DataFrame(rows)).strip()
+
+
+def figures(scale):
+    """Two figures of the dataset that experiment 3 is about, or of the first that is released."""
+    names = released(scale)
+    dataset = "dermamnist" if "dermamnist" in names else names[0]
+    return "\n\n".join(
+        f"![{caption.format(name=analysis.DOMAINS[dataset][0])}](figures/{scale}/{dataset}/{figure}.png)\n"
+        f"*{caption.format(name=analysis.DOMAINS[dataset][0])}*"
+        for figure, caption in FIGURES.items()
+    )
+
+
+# ------------------------------------------------------------------------------------------- cards
+
+
+def released(scale):
+    """Datasets of a scale all of whose runs are there."""
+    settings = config.load(scale)
+    return [
+        dataset
+        for dataset in settings.datasets
+        if all(
+            records.job_path(scale, job).exists()
+            for run in settings.runs(dataset)
+            for job in settings.jobs(dataset, run)
+        )
+    ]
+
+
+def costs(scale):
+    """Models and processor hours of every released dataset, from the provenance of its predictions."""
+    settings, rows = config.load(scale), []
+    for dataset in released(scale):
+        found = [
+            records.read_prediction(records.job_path(scale, job)).provenance
+            for run in settings.runs(dataset)
+            for job in settings.jobs(dataset, run)
+        ]
+        rows.append(
+            {
+                "dataset": analysis.DOMAINS[dataset][0],
+                "models": len(found),
+                "hours": sum(each.get("seconds", 0.0) for each in found) / 3600,
+                "hardware": ", ".join(sorted({each.get("hardware", "unknown") for each in found})),
+                "torch": ", ".join(sorted({each.get("versions", {}).get("torch", "unknown") for each in found})),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def trained(scale):
+    """What was trained and what it cost."""
+    return tables.to_markdown(costs(scale), digits=1)
+
+
+def deviations(scale):
+    """The settings in which the scale is not the paper's."""
+    frame = _table(scale, "claims_protocol")
+    return tables.to_markdown(frame[frame["same"] == "no"][["setting", "published", "here"]])
+
+
+def parts(scale):
+    """Sizes of the parts of every released dataset, and how often each class is there."""
+    rows = []
+    for dataset in released(scale):
+        split = records.read_split(records.split_path(scale, dataset))
+        rows.append(
+            {
+                "dataset": analysis.DOMAINS[dataset][0],
+                "classes": len(split.class_names),
+                **{part: len(labels) for part, labels in split.labels.items()},
+                "rarest class in test": int(pd.Series(split.labels["test"]).value_counts().min()),
+            }
+        )
+    return tables.to_markdown(pd.DataFrame(rows))

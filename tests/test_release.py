@@ -1,0 +1,183 @@
+"""The released results: metrics recomputed from the raw arrays without paperlib, and what the release promises.
+
+Whatever scale has been run in this folder is checked too; what is not there is skipped.
+"""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TABLES = sorted(ROOT.glob("results/*/tables/*/exp2_metrics.csv"))
+RECIPES = ("mse_only", "mse_clamp", "mse_softadapt", "mse_plusone", "exponential", "digamma")
+PRINTED = 5e-5  # half of the last of four printed digits
+MEGABYTES = 60
+
+pytestmark = pytest.mark.skipif(not TABLES, reason="nothing is released or has been run here")
+
+
+@pytest.fixture(params=TABLES, ids=lambda path: f"{path.parts[-4]}-{path.parts[-2]}", scope="module")
+def raw(request):
+    return Raw(request.param.parts[-4], request.param.parts[-2])
+
+
+class Raw:
+    """One dataset of one scale as docs/data.md describes the files, by numpy alone."""
+
+    def __init__(self, scale, dataset):
+        self.scale, self.dataset = scale, dataset
+        split = np.load(ROOT / "results" / scale / "splits" / f"{dataset}.npz")
+        self.labels = {part: split[f"{part}_labels"] for part in ("calibration", "test")}
+
+    def probs(self, run, part="test"):
+        """Predictive means of all models of a run, (models, inputs, classes)."""
+        found = []
+        for path in sorted((ROOT / "results" / self.scale / "predictions" / self.dataset / run).glob("seed_*.npz")):
+            planes = np.load(path)[part]
+            values = np.moveaxis(planes, 0, -1).copy().view("<f2")[..., 0].astype(float)
+            found.append(np.exp(values) / np.exp(values).sum(axis=1, keepdims=True))
+        return np.array(found)
+
+    def alpha0(self, run, part, seed=0):
+        path = ROOT / "results" / self.scale / "predictions" / self.dataset / run / f"seed_{seed:03d}.npz"
+        return np.exp(np.load(path)[f"{part}_log_alpha0"].astype(float))
+
+    def table(self, name):
+        with (ROOT / "results" / self.scale / "tables" / self.dataset / f"{name}.csv").open() as lines:
+            return list(csv.DictReader(lines))
+
+
+def metrics(probs, labels):
+    """The scalar metrics of the tables, straight from their definitions."""
+    predicted, sure = probs.argmax(axis=1), probs.max(axis=1)
+    right = predicted == labels
+    f1 = []
+    for k in range(probs.shape[1]):
+        hits, mentions = ((predicted == k) & (labels == k)).sum(), (predicted == k).sum() + (labels == k).sum()
+        f1.append(2 * hits / mentions if mentions else 0.0)
+    ece = 0.0
+    for lower in range(10):
+        inside = (sure > lower / 10) & (sure <= (lower + 1) / 10)
+        if inside.any():
+            ece += abs(right[inside].mean() - sure[inside].mean()) * inside.mean()
+    return {
+        "Accuracy": right.mean(),
+        "Macro F1": np.mean(f1),
+        "NLL": -np.log(probs[np.arange(len(labels)), labels]).mean(),
+        "ECE": ece,
+        "Wrong if sure": (~right & (sure > 0.8)).sum() / max((sure > 0.8).sum(), 1),
+        "Sure if wrong": (~right & (sure > 0.8)).sum() / max((~right).sum(), 1),
+    }
+
+
+def agree(cell, value):
+    return abs(float(cell) - value) < PRINTED
+
+
+def test_single_runs(raw):
+    table = raw.table("exp1_metrics")
+    for row, run in zip(table, RECIPES, strict=False):
+        found = [metrics(probs, raw.labels["test"]) for probs in raw.probs(run)]
+        for name in ("Accuracy", "Macro F1", "NLL", "ECE", "Sure if wrong"):
+            values = [each[name] for each in found]
+            assert agree(row[f"{name} mean"], np.mean(values)), (run, name)
+            assert agree(row[f"{name} std"], np.std(values, ddof=1)), (run, name)
+
+
+def test_ensembles_by_size(raw):
+    members, checked = raw.probs("ce"), 0
+    for row in raw.table("exp2_metrics"):
+        if row["Model"] not in ("MoM", "Plain ensemble"):
+            continue
+        found = metrics(members[: int(row["M"])].mean(axis=0), raw.labels["test"])
+        for name in ("Accuracy", "Macro F1", "NLL", "ECE", "Wrong if sure", "Sure if wrong"):
+            assert agree(row[name], found[name]), (row["Model"], row["M"], name)
+        checked += 1
+    assert checked >= 4
+
+
+def moments(members):
+    """The paper's eqs. for the ensemble: means, and alpha_0 averaged over the classes with a valid estimate."""
+    mean, variance = members.mean(axis=0), members.var(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alpha0 = mean * (1 - mean) / variance - 1
+    valid = (variance > 0) & (alpha0 > 0) & np.isfinite(alpha0)
+    return mean, np.where(valid, alpha0, 0).sum(axis=1) / np.maximum(valid.sum(axis=1), 1)
+
+
+def total_variance(mean, alpha0):
+    return (mean * (1 - mean)).sum(axis=1) / (alpha0 + 1)
+
+
+def selected(forecast, labels, risk=0.1):
+    """Which test inputs are kept: the largest coverage whose calibration risk is at most r."""
+    mean, variance = forecast["calibration"]
+    wrong = (mean.argmax(axis=1) != labels["calibration"])[np.argsort(variance, kind="stable")]
+    ordered = np.sort(variance)
+    within = np.cumsum(wrong) / np.arange(1, len(wrong) + 1) <= risk
+    ends = np.append(ordered[1:] > ordered[:-1], True)  # ties are kept or left together
+    cuts = np.flatnonzero(within & ends)
+    return forecast["test"][1] <= (ordered[cuts[-1]] if len(cuts) else -np.inf)
+
+
+@pytest.mark.parametrize("model", ["Digamma", "Exponential", "MoM"])
+def test_selective_classification(raw, model):
+    row = next(row for row in raw.table("exp3_summary") if row["Model"].startswith(model))
+    forecast = {}
+    for part in ("calibration", "test"):
+        if model == "MoM":
+            members = raw.probs("ce", part)[: int(re.search(r"M = (\d+)", row["Model"])[1])]
+            mean, alpha0 = moments(members)
+        else:
+            mean, alpha0 = raw.probs(model.lower(), part)[0], raw.alpha0(model.lower(), part)
+        forecast[part] = mean, total_variance(mean, alpha0)
+    mean, labels = forecast["test"][0], raw.labels["test"]
+    kept = selected(forecast, raw.labels)
+    assert int(row["Full test N"]) == len(labels)
+    assert int(row["Retained test N"]) == kept.sum()
+    for name, of in (("Full test", np.full(len(labels), True)), ("Retained test", kept)):
+        found = metrics(mean[of], labels[of])
+        for column, metric in (("Acc", "Accuracy"), ("F1", "Macro F1"), ("NLL", "NLL")):
+            assert agree(row[f"{name} {column}"], found[metric]), (name, column)
+
+
+# ------------------------------------------------------------------------------------------- what the release promises
+
+RELEASE = ROOT / "results" / "cpu"
+in_the_release = pytest.mark.skipif(
+    not (RELEASE / "manifests").exists(), reason="no dataset of the cpu scale is released yet"
+)
+
+
+@in_the_release
+def test_the_release_is_small_and_holds_no_images():
+    files = [path for path in RELEASE.rglob("*") if path.is_file() and ".built" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < MEGABYTES * 1e6
+    assert {path.suffix for path in files} <= {".npz", ".json", ".csv", ".tex", ".md", ".ipynb", ".html"}
+
+
+@in_the_release
+def test_every_listed_prediction_is_there_with_its_provenance():
+    for manifest in RELEASE.rglob("manifests/*/*.json"):
+        for entry in json.loads(manifest.read_text()):
+            provenance = json.loads(str(np.load(ROOT / entry["file"])["provenance"]))
+            assert provenance["digest"] == entry["digest"]
+            assert provenance["threads"] == 1
+            assert {"versions", "hardware", "weights", "data", "seconds", "commit"} <= set(provenance)
+            assert not provenance["commit"].endswith("+changes")
+
+
+@in_the_release
+def test_what_is_said_in_readme_and_docs_is_what_the_tables_say():
+    from paperlib import showcase
+
+    documents = showcase.documents("cpu")
+    assert documents
+    for file, blocks in documents.items():
+        text = (ROOT / file).read_text()
+        for name, content in blocks.items():
+            assert showcase.insert(text, name, content, file) == text, (file, name)
