@@ -14,7 +14,7 @@ export PYTHONNOUSERSITE := 1
 # uv trusts what the system trusts, as pip does: needed behind a proxy with a certificate of its own.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: help install reproduce test lint lab lock clean
+.PHONY: help install reproduce test test-cluster lint lab lock clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
@@ -36,6 +36,9 @@ reproduce: $(READY)  ## every figure and table (same as: snakemake --cores all)
 
 test: $(READY) lint  ## lint, unit tests, notebook checks
 	pytest -q
+
+test-cluster: $(READY)  ## profiles/slurm on a real SLURM of one node (root; apt-get install slurm-wlm munge)
+	pytest -n 0 -s -rA tests/cluster
 
 lint: $(READY)  ## ruff, check only
 	ruff check .

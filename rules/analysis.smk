@@ -46,7 +46,7 @@ for notebook in catalogue.NOTEBOOKS:
             f"{notebook} for {{wildcards.dataset}} at scale {{wildcards.scale}}"
         threads: 1
         resources:
-            mem_mb=2000,
+            mem_mb=lambda w, attempt: 2000 * attempt,
             runtime=30,
         shell:
             "{PYTHON} -m paperlib notebook {params.notebook} --scale {wildcards.scale} --dataset {wildcards.dataset}"
@@ -54,6 +54,7 @@ for notebook in catalogue.NOTEBOOKS:
 
 
 rule index:
+    localrule: True
     input:
         lambda w: [f"results/{w.scale}/.built/{notebook}-{dataset}" for notebook, dataset in wanted(w.scale)],
         "paperlib/index.html.j2",

@@ -248,6 +248,18 @@ def test_a_failed_notebook_keeps_its_output_and_names_it(repository):
     assert "Traceback (most recent call last)" not in text
 
 
+def test_the_cluster_profile_is_accepted_and_groups_the_notebooks(built):
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    default, cluster = (
+        yaml.safe_load((REPOSITORY / "profiles" / name / "config.yaml").read_text()) for name in ("default", "slurm")
+    )
+    assert {key: cluster.get(key) for key in default} == default | {"resources": None}
+    assert set(cluster["groups"]) == set(catalogue.NOTEBOOKS) - {"claims"}
+    done = snakemake(built, "--profile", "profiles/slurm", "--dry-run", "--forceall", "demo")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (done.stdout + done.stderr).count("Group job notebooks-digits") == 2
+
+
 def test_the_snakefile_is_a_table_of_contents():
     assert len((REPOSITORY / "Snakefile").read_text().splitlines()) <= 50
 
