@@ -122,7 +122,7 @@ def _train(options):
             done = not options.anew and records.is_done(path, job.digest)
         except records.RecordError as error:
             if not options.replace:
-                raise UsageError(f"{error}\nor let --replace train it anew") from error
+                raise UsageError(f"{error}\nor give your command --replace: it trains every such file anew") from error
             done = False
         skipped += done
         if not done:
@@ -175,6 +175,7 @@ def _run_with_progress(tasks, workers):
 
     started, failed = time.monotonic(), []
     if tasks:
+        runs.check_places(tasks)
         runs.prepare_features(tasks, workers)
     for number, done in enumerate(runs.run(tasks, workers), start=1):
         elapsed = time.monotonic() - started

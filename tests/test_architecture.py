@@ -47,7 +47,7 @@ TABLE = {
     "weights": {"pandas", "paths", "records", "runs"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "config", "recipes", *MATHS},
-    "plots": {"numpy", "matplotlib", "seaborn"},
+    "plots": {"numpy", "matplotlib", "seaborn", "records"},
     "tables": {"pandas", "numpy", "records"},
     "notebooks": {"jinja2", "latex2mathml", "nbformat", "nbconvert", "papermill", "paths", "records"},
     "claims": {"numpy", "pandas", "yaml", "analysis", "config", "paths", "records", "recipes", *MATHS},
