@@ -142,7 +142,7 @@ def _is_done(scale, job, options):
     except records.RecordError as error:
         if options.replace:
             return False
-        raise UsageError(f"{error}\nor let --replace train it anew") from error
+        raise UsageError(f"{error}\nor give your command --replace: it trains every such file anew") from error
 
 
 def _write_complete_manifests(scale, jobs):
@@ -192,6 +192,7 @@ def _run_with_progress(tasks, workers):
 
     started, failed = time.monotonic(), []
     if tasks:
+        runs.check_places(tasks)
         runs.prepare_features(tasks, workers)
     for number, done in enumerate(runs.run(tasks, workers), start=1):
         elapsed = time.monotonic() - started

@@ -87,6 +87,7 @@ def cached_features(dataset, index, network, image_size, view, show_progress=Tru
     path = Path(paths.cache()) / "features" / f"{dataset.name}-{view}-{key.hexdigest()[:16]}.npy"
     if path.exists():
         return path
+    records.check_writable(path.parent)
     images = ImageInputs(dataset.images[index], network, image_size, augment=False)
     computed = []
     with torch.inference_mode():

@@ -33,11 +33,13 @@ def run(name, scale, dataset):
         known = ", ".join(sorted(path.stem for path in source.parent.glob("*.ipynb")))
         raise NotebookError(f"there is no notebook {name!r}; there are: {known}")
     partial = paths.root() / "logs" / scale / f"{name}-{dataset}.ipynb"
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    target = paths.results(scale) / "notebooks" / f"{name}-{dataset}.ipynb"
+    for folder in (partial.parent, target.parent):
+        records.check_writable(folder)
     os.environ.pop("JUPYTER_PATH", None)  # a kernel of the user's must not shadow the environment's own
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     try:
-        papermill.execute_notebook(
+        executed = papermill.execute_notebook(
             source,
             partial,
             parameters={"scale": scale, "dataset": dataset},
@@ -53,22 +55,23 @@ def run(name, scale, dataset):
             f"what it got to is in {partial.relative_to(paths.root())}"
         ) from None
     except Exception as error:  # a dead kernel comes as one of several classes
+        if isinstance(error, OSError) and error.errno in (*records.FULL, *records.LOCKED):
+            raise records.unwritable(error.filename or partial, error) from None
         if "kernel" not in str(error).lower():
             raise
         raise NotebookError(
-            f"the kernel of {name} died for {dataset} at scale {scale} ({error}); out of memory? "
+            f"the kernel of {source.relative_to(paths.root())} died for {dataset} at scale {scale} ({error}); "
+            "run the same command again, with fewer --cores or other programs closed if memory is short\n"
             f"what it got to is in {partial.relative_to(paths.root())}"
         ) from None
-    target = paths.results(scale) / "notebooks" / f"{name}-{dataset}.ipynb"
     with records.replacing(target) as temporary:
-        _without_timings(partial, temporary)
+        _write_without_timings(executed, temporary)  # not what is at partial: a second run may write there as well
     write_page(target)
     return target
 
 
-def _without_timings(executed, target):
-    """Copy an executed notebook less what differs from run to run, so that equal results are equal files."""
-    notebook = nbformat.read(executed, as_version=4)
+def _write_without_timings(notebook, target):
+    """Write an executed notebook less what differs from run to run, so that equal results are equal files."""
     notebook.metadata.pop("papermill", None)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"

@@ -3,7 +3,6 @@
 One palette and one style. Nothing is told by colour alone: marker, line style or hatch differ as well.
 """
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from paperlib import checks
+from paperlib import checks, records
 
 # Widths in inches of one column and of the text block of a two-column journal page.
 COLUMN_WIDTH, PAGE_WIDTH = 3.5, 7.16
@@ -69,13 +68,8 @@ def save(figure, stem):
     saved = []
     for kind, fields in metadata.items():
         path = Path(f"{stem}.{kind}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with records.replacing(path) as temporary:
             figure.savefig(temporary, format=kind, metadata=fields)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         saved.append(path)
     return tuple(saved)
 

@@ -9,10 +9,13 @@ A prediction file holds, readable with numpy alone (docs/data.md):
     provenance                  a JSON text: job, versions, hardware, weights, data, time, commit
 """
 
+import errno
+import io
 import json
 import os
 import tempfile
-from contextlib import contextmanager
+import zipfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,8 @@ from paperlib.config import OTHER_SPLIT
 from paperlib.errors import UserError
 
 PARTS = ("calibration", "test")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class RecordError(UserError):
@@ -104,13 +109,13 @@ def write_prediction(path, prediction):
 
 def read_prediction(path, digest=None):
     """Load a prediction; with a digest, make sure that it belongs to that job."""
-    arrays = _load(path, "a prediction; train it with: python -m paperlib train")
-    _require(arrays, (*PARTS, "history", "history_columns", "provenance"), path, "prediction")
+    mend = _mend_prediction(path)
+    arrays = _load(path, "prediction", mend, (*PARTS, "history", "history_columns", "provenance"))
     provenance = json.loads(str(arrays["provenance"]))
     if digest is not None and provenance.get("digest") != digest:
         raise RecordError(
-            f"{path} was trained with another configuration (digest {provenance.get('digest')}, expected {digest}); "
-            "delete it to train it anew, or restore the configuration"
+            f"{path} holds {_name(provenance)}, trained with another configuration "
+            f"(digest {provenance.get('digest')}, expected {digest}); restore the configuration, or {mend}"
         )
     outputs = {
         part: Outputs(_normalised(arrays[part]), _as_float64(arrays.get(f"{part}_log_alpha0"))) for part in PARTS
@@ -154,9 +159,8 @@ def write_split(path, split):
 
 def read_split(path):
     """Load a split."""
-    arrays = _load(path, "a split; it is written when a model of the dataset is trained")
     parts = ("train", "validation", *PARTS)
-    _require(arrays, (*parts, *(f"{part}_labels" for part in parts), "class_names"), path, "split")
+    arrays = _load(path, "split", _mend_split(path), (*parts, *(f"{part}_labels" for part in parts), "class_names"))
     return SplitRecord(
         **{part: arrays[part] for part in parts},
         labels={part: arrays[f"{part}_labels"] for part in parts},
@@ -168,33 +172,98 @@ def read_split(path):
 def replacing(path):
     """A temporary name beside path that becomes path when the block ends well, and vanishes otherwise."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
+    temporary = None
     try:
-        yield Path(temporary)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise RecordError(f"{path} could not be written: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            with suppress(OSError):  # the reason why it cannot be removed was told above
+                temporary.unlink(missing_ok=True)
 
 
-def _load(path, what):
+def check_writable(folder):
+    """Make sure that a block can be written to folder: better told now than after hours of training."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(path, error):
+    """The RecordError for a path that the system refused to write: why, and what to do."""
+    if error.errno in LOCKED:
+        mend = "make its folder writable"
+    elif error.errno in (*FULL, None):  # numpy reports a short write without a number
+        mend = "make room on its disk"
+    else:
+        mend = "mend that"
+    return RecordError(
+        f"{path} could not be written: {error.strerror or error}; {mend} and run the same command again, "
+        "what is finished is kept"
+    )
+
+
+def _load(path, kind, mend, names):
+    try:
+        with zipfile.ZipFile(path) as archive:  # reads each member to its end, and so compares its checksum
+            members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+        arrays = {name: np.load(io.BytesIO(content), allow_pickle=False) for name, content in members.items()}
     except FileNotFoundError:
-        raise RecordError(f"{path} is not there: {what}") from None
+        raise RecordError(f"{path} is not there; {mend}") from None
+    except PermissionError as error:
+        raise RecordError(f"{path} could not be read: {error.strerror}; make it readable") from error
+    except MemoryError:
+        raise  # says nothing about the file
     except Exception as error:  # damage shows as errors of zipfile, zlib, struct or numpy, whichever meets it first
-        raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error
-
-
-def _require(arrays, names, path, kind):
+        raise RecordError(f"{path} is damaged ({error}); {mend}") from error
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise RecordError(f"{path} is no {kind} file: it lacks {', '.join(missing)}")
+        raise RecordError(f"{path} is no {kind} file: it lacks {', '.join(missing)}; {mend}")
+    return arrays
+
+
+def _mend_prediction(path):
+    place = _below_results(path)
+    seed = Path(path).stem.removeprefix("seed_")
+    if len(place) != 5 or not seed.isdecimal():  # no result of the workflow: a point of a grid, or a file of one's own
+        return "delete it and run again"
+    scale, _, dataset, run, _ = place
+    command = f"--scale {scale} --dataset {dataset} --recipe {run} --seeds {int(seed)} --replace"
+    return f"train it with: python -m paperlib train {command}{_or_restore(path)}"
+
+
+def _mend_split(path):
+    place = _below_results(path)
+    if len(place) != 3:
+        return "delete it and run again"
+    command = f"--scale {place[0]} --dataset {Path(path).stem.partition('-')[0]}"
+    return f"delete what is there and write it with: python -m paperlib train {command}{_or_restore(path)}"
+
+
+def _below_results(path):
+    try:
+        return Path(path).relative_to(paths.root() / "results").parts
+    except ValueError:
+        return ()
+
+
+def _or_restore(path):
+    return f"\nor, if it was released, restore it with: git checkout -- {Path(path).relative_to(paths.root())}"
+
+
+def _name(provenance):
+    job = provenance.get("job", {})
+    return f"{job['inputs']['dataset']}/{job['run']}/seed {job['seed']}" if job else "a model"
 
 
 def _planes(log_probs):

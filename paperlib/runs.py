@@ -46,6 +46,10 @@ class Task:
     path: str
     settings: training.Settings
 
+    @property
+    def product(self):
+        return self.path
+
     def do(self):
         return train(self)
 
@@ -62,6 +66,10 @@ class FeatureTask:
     def job(self):
         return f"features of {self.spec.dataset} ({self.view})"
 
+    @property
+    def product(self):
+        return f"their file in {paths.cache() / 'features'}"
+
     def do(self):
         spec = self.spec
         dataset = _dataset(spec.dataset, spec.source_size)
@@ -76,6 +84,7 @@ class Done:
     seconds: float
     summary: str = ""
     error: str = ""
+    starved: bool = False  # of memory: its process is not given another task
 
 
 def settings_for(hardware, device=None):
@@ -192,6 +201,12 @@ def write_split(scale, job):
         )
 
 
+def check_places(tasks):
+    """Make sure that every prediction can be written, before anything is computed."""
+    for folder in dict.fromkeys(Path(task.path).parent for task in tasks):
+        records.check_writable(folder)
+
+
 def prepare_features(tasks, workers):
     """Compute the frozen features that tasks need and that are not cached yet, side by side."""
     wanted = {}
@@ -214,6 +229,7 @@ def train(task):
     """Train the model of a task and write its prediction. Returns its validation accuracy and NLL."""
     job, settings = task.job, task.settings
     started = datetime.now(UTC)
+    records.check_writable(Path(task.path).parent)
     settings.apply()
     parts, split, dataset = _parts(job.inputs, settings.device)
     model, history = training.fit(
@@ -311,18 +327,33 @@ EXPECTED = (
     records.RecordError,
     datasets.DataError,
     networks.WeightsError,
-    MemoryError,
-    torch.OutOfMemoryError,
 )
 
 
 def _attempt(task):
     started = time.perf_counter()
+    summary, error, starved = "", "", False
     try:
-        summary, error = task.do(), ""
+        summary = task.do()
     except EXPECTED as problem:
-        summary, error = "", str(problem) or f"{task.job}: {type(problem).__name__}"
-    return Done(task.job, time.perf_counter() - started, summary, error)
+        error = str(problem)
+    except (MemoryError, RuntimeError) as problem:
+        starved = _is_out_of_memory(problem)
+        if not starved:
+            raise
+        error = f"{task.job}: out of memory before {task.product} was written; {_memory_advice(problem)}"
+    return Done(task.job, time.perf_counter() - started, summary, error, starved)
+
+
+def _is_out_of_memory(problem):
+    of_a_known_class = isinstance(problem, MemoryError | torch.OutOfMemoryError)
+    return of_a_known_class or "can't allocate memory" in str(problem)  # torch on the CPU: a bare RuntimeError
+
+
+def _memory_advice(problem):
+    if isinstance(problem, torch.OutOfMemoryError):
+        return "lower hardware.models_per_gpu of the configuration, or free the GPU, and run the same command again"
+    return "run the same command again, with fewer --workers (of snakemake: --cores) or other programs closed"
 
 
 def run(tasks, workers=1):
@@ -344,8 +375,9 @@ def run(tasks, workers=1):
                 worker.give(pending.popleft())
             for connection in wait(list(active)):
                 worker = active[connection]
-                yield worker.result()
-                if worker.alive and pending:
+                done = worker.result()
+                yield done
+                if worker.alive and pending and not done.starved:
                     worker.give(pending.popleft())
                 else:
                     active.pop(connection).stop()
@@ -378,8 +410,10 @@ class _Worker:
             self.process.join()
             self.alive = False
             code = self.process.exitcode
-            how = f"was killed by signal {-code} (out of memory?)" if code < 0 else f"ended with code {code}"
-            return Done(self.task.job, 0.0, error=f"{self.task.job}: its process {how}; run again")
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            told = f"{self.task.job}: its process {how} before {self.task.product} was written"
+            advice = "run the same command again, with fewer --workers if memory is short"
+            return Done(self.task.job, 0.0, error=f"{told}; {advice}")
 
     def stop(self):
         self.process.terminate()

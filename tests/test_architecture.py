@@ -49,7 +49,7 @@ TABLE = {
     "plan": {"numpy", "pandas", "torch", "config", "datasets", "inputs", "networks", "records", "recipes", "training"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "config", "recipes", *MATHS},
-    "plots": {"numpy", "matplotlib", "seaborn"},
+    "plots": {"numpy", "matplotlib", "seaborn", "records"},
     "tables": {"pandas", "numpy", "records"},
     "notebooks": {"jinja2", "latex2mathml", "nbformat", "nbconvert", "papermill", "paths", "records"},
     "claims": {"numpy", "pandas", "yaml", "analysis", "config", "paths", "records", "recipes", *MATHS},
