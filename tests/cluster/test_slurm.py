@@ -20,7 +20,7 @@ import pytest
 from conftest import change_config
 from test_workflow import new_repository
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
+PROGRAMS = ("setpriv", "munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 MISSING = [program for program in PROGRAMS if not shutil.which(program)]
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmd starts jobs as their users and so must be root"),
@@ -74,9 +74,10 @@ def wait_until(condition, seconds, what):
 
 @contextmanager
 def daemon(folder, *words):
-    """A daemon in the foreground, with a log beside its files; ends with the block, whatever happens inside."""
+    """A daemon in the foreground, with a log beside its files; ends with the block, or with pytest if killed."""
+    guarded = ("setpriv", "--pdeathsig", "TERM", *words)
     with (folder / f"{words[0]}.log").open("w") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(guarded, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         yield process
     finally:
