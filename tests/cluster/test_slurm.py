@@ -58,6 +58,10 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
+LIMIT = 3600  # seconds for a run: minutes on two idle cores, much longer where others compute
+STARTED = []  # runs of snakemake; none outlives the tests
+
+
 def command(*words):
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
@@ -137,6 +141,8 @@ def cluster():
         except AssertionError as error:
             pytest.fail(f"{error}\n{logs()}")
         yield folder
+        for process in STARTED:
+            process.kill()
         subprocess.run(["scancel", "--state=PENDING"])
         subprocess.run(["scancel", "--state=RUNNING"])
         wait_until(lambda: not queue("PENDING", "RUNNING", "COMPLETING"), 60, "an empty queue")
@@ -160,21 +166,17 @@ def start(home, *arguments):
     """snakemake with arguments, its output in home/snakemake.log."""
     environment = dict(os.environ, PAPERLIB_HOME=str(home), PYTHONPATH=str(home))
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    words = ("setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "snakemake", *arguments)
     with (home / "snakemake.log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "snakemake", *arguments],
-            cwd=home,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+        STARTED.append(subprocess.Popen(words, cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    return STARTED[-1]
 
 
 def output(home):
     return (home / "snakemake.log").read_text()
 
 
-def end(process, home, seconds=1500):
+def end(process, home, seconds=LIMIT):
     """Wait for snakemake; it must succeed."""
     try:
         code = process.wait(timeout=seconds)
@@ -241,16 +243,16 @@ def test_a_run_with_a_killed_main_process_and_a_cancelled_job_ends_as_a_local_on
     (cancelled,) = [number for number, what in queue("RUNNING").items() if "_ce_000" in what]
     command("scancel", cancelled)
     assert not (members / "seed_002.npz").exists(), "the training was too short to be interrupted"
-    grouped = None
-    while process.poll() is None:  # a look at a job of several notebooks, while there is one
+    grouped, deadline = None, time.monotonic() + LIMIT
+    while process.poll() is None and time.monotonic() < deadline:  # a look at a job of several notebooks
         rows = [number for number, what in queue("RUNNING").items() if "notebooks-digits" in what]
         grouped = grouped or (rows and command("scontrol", "show", "job", rows[0]))
         time.sleep(1)
-    end(process, remote)
+    end(process, remote, seconds=1)
     seconds = time.monotonic() - begun
 
     text = output(remote)
-    jobs = sorted(map(int, re.findall(r"submitted with SLURM jobid (\d+)", text.split("--unlock")[-1])))
+    jobs = sorted(map(int, re.findall(r"submitted with SLURM jobid (\d+)", text)))
     assert f"SLURM-job '{cancelled}' failed, SLURM status is: 'CANCELLED'" in text
     log = (remote / "logs/demo/manifests/digits-ce-000.log").read_text()
     there = int(re.search(r"3 models asked for, (\d) there", log).group(1))
