@@ -46,7 +46,7 @@ for notebook in catalogue.NOTEBOOKS:
             f"{notebook} for {{wildcards.dataset}} at scale {{wildcards.scale}}"
         threads: 1
         resources:
-            mem_mb=lambda w, attempt: 2000 * attempt,
+            mem_mb=lambda w, attempt: attempt * (4000 if w.scale == "paper" else 2000),
             runtime=30,
         shell:
             "{PYTHON} -m paperlib notebook {params.notebook} --scale {wildcards.scale} --dataset {wildcards.dataset}"

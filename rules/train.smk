@@ -18,7 +18,7 @@ rule train:
     threads: lambda w: side_by_side(w.scale)
     resources:
         gpu=lambda w: int(on_gpu(w.scale)),
-        mem_mb=lambda w, attempt: attempt * (12000 if w.scale == "paper" else 2000),
+        mem_mb=lambda w, attempt: attempt * side_by_side(w.scale) * (8000 if w.scale == "paper" else 2000),
         runtime=lambda w: 24 * 60 if w.scale == "paper" else 120,
     shell:
         "{PYTHON} -m paperlib train --scale {wildcards.scale} --dataset {wildcards.dataset} --recipe {wildcards.run}"
