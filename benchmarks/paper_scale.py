@@ -43,6 +43,7 @@ def make(home, inputs):
     path = home / "config" / "paper.yaml"
     content = yaml.safe_load(path.read_text())
     content["datasets"] = {"cifar100": content["datasets"]["cifar100"]}
+    del content["split_sensitivity"]  # of another dataset
     path.write_text(yaml.safe_dump(content))
     os.environ["PAPERLIB_HOME"] = str(home)
     scale = config.load("paper")

@@ -109,7 +109,7 @@ def test_without_a_choice_everything_the_scale_asks_for_is_trained(home, capsys,
     scale = config.load("demo")
     expected = [job for run in scale.runs("digits") for job in scale.jobs("digits", run)]
     assert [task.job for task in asked] == expected
-    assert len(expected) == 3 + 6 * 2 + 5
+    assert len(expected) == 3 + 6 * 2 + 5 + 2
 
 
 def test_a_run_named_twice_is_trained_once(home, capsys):
@@ -206,7 +206,7 @@ def test_one_worker_a_core_or_as_many_as_a_gpu_takes(home, monkeypatch):
     used = []
     monkeypatch.setattr(runs, "run", lambda tasks, workers: used.append(workers) or iter(()))
     main(["train", "--scale", "demo", "--recipe", "ce"])
-    monkeypatch.setattr(runs, "settings_for", lambda hardware, device: runs.training.Settings("cuda"))
+    monkeypatch.setattr(runs, "settings_for", lambda hardware, device: runs.training.Settings("cuda:0"))
     main(["train", "--scale", "demo", "--recipe", "ce"])
     assert used[0] == os.cpu_count()
     assert used[-1] == config.load("demo").hardware.models_per_gpu == 1

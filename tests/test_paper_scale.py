@@ -22,6 +22,7 @@ def home(tmp_path_factory):
         content["datasets"] = {"cifar10": {"members": 2, "seeds": 1, "subset": 100}}
         content["ensemble"]["sizes"] = [2]
         content["collapse"]["dataset"] = "cifar10"
+        del content["split_sensitivity"]
         content["training"].update(epochs_ce=1, epochs_edl=1)
 
     change_config(home, "paper", shrink)
