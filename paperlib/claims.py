@@ -1018,7 +1018,7 @@ def summary(frame):
 
 
 def released(scale, needed=("ce", "digamma", "exponential")):
-    """Datasets of a scale of which all predictions of some runs are there."""
+    """Datasets of a scale of which all predictions of some runs are there, and of other splits; None: of every run."""
     settings = config.load(scale)
     return [
         dataset
@@ -1027,7 +1027,7 @@ def released(scale, needed=("ce", "digamma", "exponential")):
         and all(
             records.prediction_path(scale, dataset, run, seed).exists()
             for run in settings.runs(dataset)
-            if run in needed or run.startswith(config.OTHER_SPLIT)
+            if needed is None or run in needed or run.startswith(config.OTHER_SPLIT)
             for seed in settings.seeds(dataset, run)
         )
     ]

@@ -121,6 +121,8 @@ def on_a_free_gpu(settings):
         yield settings
         return
     names = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    if not names:
+        raise DeviceError("no GPU is visible to torch, so none will become free")
     told = False
     while True:
         for number, name in enumerate(names):

@@ -45,7 +45,7 @@ def write(scale):
 
 def documents(scale):
     """{file: {block: text}} as the tables of a scale have it; nothing where nothing is released."""
-    if scale != RELEASED or not released(scale):
+    if scale != RELEASED or not claims.released(scale, needed=None):
         return {}
     return {
         "README.md": {"verdict": verdict(scale), "figures": figures(scale)},
@@ -80,7 +80,7 @@ def verdict(scale):
         {"the paper says": row.claim, "here": _measured(row), "verdict": f"**{row.verdict}**"}
         for row in headlines.itertuples()
     ]
-    names = ", ".join(analysis.DOMAINS[name][0] for name in released(scale))
+    names = ", ".join(analysis.DOMAINS[name][0] for name in claims.released(scale, needed=None))
     cost = costs(scale)
     return "\n\n".join(
         [
@@ -117,7 +117,7 @@ def _selective_table(frame):
 
 def figures(scale):
     """Two figures of the dataset that experiment 3 is about, or of the first that is released."""
-    names = released(scale)
+    names = claims.released(scale, needed=None)
     dataset = "dermamnist" if "dermamnist" in names else names[0]
     return "\n\n".join(
         f"![{caption.format(name=analysis.DOMAINS[dataset][0])}](figures/{scale}/{dataset}/{figure}.png)\n"
@@ -129,24 +129,10 @@ def figures(scale):
 # ------------------------------------------------------------------------------------------- cards
 
 
-def released(scale):
-    """Datasets of a scale all of whose runs are there."""
-    settings = config.load(scale)
-    return [
-        dataset
-        for dataset in settings.datasets
-        if all(
-            records.job_path(scale, job).exists()
-            for run in settings.runs(dataset)
-            for job in settings.jobs(dataset, run)
-        )
-    ]
-
-
 def costs(scale):
     """Models and processor hours of every released dataset, from the provenance of its predictions."""
     settings, rows = config.load(scale), []
-    for dataset in released(scale):
+    for dataset in claims.released(scale, needed=None):
         found = [
             records.read_prediction(records.job_path(scale, job)).provenance
             for run in settings.runs(dataset)
@@ -178,7 +164,7 @@ def deviations(scale):
 def parts(scale):
     """Sizes of the parts of every released dataset, and how often each class is there."""
     rows = []
-    for dataset in released(scale):
+    for dataset in claims.released(scale, needed=None):
         split = records.read_split(records.split_path(scale, dataset))
         rows.append(
             {

@@ -1,0 +1,76 @@
+"""README and docs take their numbers from the tables: the blocks against the tables they come from."""
+
+import pytest
+from conftest import REPOSITORY, change_config
+from synthetic import write_release
+
+from paperlib import claims, config, paths, records, showcase, tables
+
+
+@pytest.fixture
+def released(home):
+    """A small drawn release of the cpu scale with the tables that its claims notebook would write."""
+
+    def shrink(content):
+        content["datasets"] = {"dermamnist": {"members": 4, "seeds": 2}}
+        content["collapse"]["dataset"] = "dermamnist"
+        content["ensemble"]["sizes"] = [2, 4]
+        content["split_sensitivity"]["members"] = 2
+
+    change_config(home, "cpu", shrink)
+    write_release(config.load("cpu"), inputs=60, classes=4)
+    folder = paths.results("cpu") / "tables" / "all"
+    frame = claims.evaluate("cpu", draws=5)
+    tables.write(frame, folder / "claims", "c", "l")
+    tables.write(claims.protocol("cpu"), folder / "claims_protocol", "c", "l")
+    return frame
+
+
+def test_the_verdict_says_what_the_table_says(released):
+    text = showcase.verdict("cpu")
+    counts = released["verdict"].value_counts()
+    judged = len(released) - counts[claims.UNTESTABLE]
+    assert f"Of {len(released)} numbers and claims of the paper, {judged} can be judged on DermaMNIST" in text
+    assert f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not" in text
+    headlines = [claim for claim in claims.load() if claim.get("headline")]
+    assert len(headlines) == 15
+    verdicts = released.set_index("id")["verdict"]
+    for claim in headlines:
+        row = next(line for line in text.splitlines() if claim["text"] in line)
+        assert row.endswith(f"**{verdicts[claim['id']]}** |")
+    cell = released.set_index("id").loc["exp3.table.coverage.mom"]
+    assert f"{cell.published:.4f} → {cell.measured:.4f}" in text
+
+
+def test_every_block_has_its_place_and_is_written_once(released, home):
+    (home / "docs").mkdir()
+    documents = showcase.documents("cpu")
+    for file, blocks in documents.items():
+        places = [f"<!-- begin {name} -->\nSTALE\n<!-- end {name} -->\n" for name in blocks]
+        (home / file).write_text("before\n" + "".join(places) + "after\n")
+    showcase.write("cpu")
+    first = {file: (home / file).read_text() for file in documents}
+    assert all(
+        "STALE" not in text and text.startswith("before") and text.endswith("after\n") for text in first.values()
+    )
+    assert "| DermaMNIST |" in first["docs/results.md"] and "| DermaMNIST |" in first["docs/datasets.md"]
+    assert "| Backbone | resnet18 | efficientnet_lite0 |" in first["docs/results.md"]
+    showcase.write("cpu")
+    assert first == {file: (home / file).read_text() for file in documents}
+
+
+def test_the_cards_have_the_places(home):
+    for file, blocks in {"docs/results.md": ("trained", "deviations"), "docs/datasets.md": ("parts",)}.items():
+        for name in blocks:
+            showcase.insert((REPOSITORY / file).read_text(), name, "", file)
+
+
+def test_a_document_without_a_place_is_named(home):
+    with pytest.raises(showcase.BlockError, match=r"README\.md must have one block .* it has 0"):
+        showcase.insert("nothing here", "verdict", "text", "README.md")
+
+
+def test_nothing_is_said_while_a_dataset_is_incomplete(released):
+    records.prediction_path("cpu", "dermamnist", "split_1", 0).unlink()
+    assert showcase.documents("cpu") == {}
+    assert showcase.documents("demo") == {}
