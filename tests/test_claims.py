@@ -10,7 +10,7 @@ import torch
 from conftest import change_config
 from sklearn.metrics import roc_auc_score
 
-from paperlib import analysis, calibration, claims, config, losses, records, scores, selective
+from paperlib import analysis, calibration, claims, config, losses, quantities, records, scores, selective
 from paperlib.recipes import RECIPES
 
 LABELS = """
@@ -88,7 +88,7 @@ def test_every_claim_is_complete(all_claims):
 def test_every_measure_can_be_called(all_claims):
     for claim in all_claims:
         for measure in measures(claim):
-            function = claims.QUANTITIES[measure["quantity"]]
+            function = quantities.QUANTITIES[measure["quantity"]]
             common = {key: value for key, value in measure.items() if key not in claims.NOT_PARAMETERS}
             sides = [measure[key] for key in ("of", "than") if key in measure] or [{}]
             for side in [each for entry in sides for each in (entry if isinstance(entry, list) else [entry])]:
@@ -99,7 +99,7 @@ def test_every_measure_can_be_called(all_claims):
                 known = name in MODELS or name is None or isinstance(name, float)
                 assert known or name.removeprefix("collapse_") in analysis.COLLAPSE_TITLES, claim["id"]
             metrics = measure.get("metric", [])
-            assert set(metrics if isinstance(metrics, list) else [metrics]) <= set(claims.METRICS), claim["id"]
+            assert set(metrics if isinstance(metrics, list) else [metrics]) <= set(quantities.METRICS), claim["id"]
 
 
 def test_every_printed_result_is_there(all_claims):
@@ -117,9 +117,9 @@ def test_printed_and_published_agree(all_claims):
 
 @pytest.mark.parametrize("key", ["id", "text", "decided_by", "where"])
 def test_a_claim_that_lacks_a_key_is_refused(monkeypatch, key):
-    content = claims.published()
+    content = quantities.published()
     del content["claims"][3][key]
-    monkeypatch.setattr(claims, "published", lambda: content)
+    monkeypatch.setattr(quantities, "published", lambda: content)
     with pytest.raises(ValueError, match=key):
         claims.load()
 
@@ -134,9 +134,9 @@ def test_a_claim_that_lacks_a_key_is_refused(monkeypatch, key):
     ],
 )
 def test_a_wrong_claim_is_refused(monkeypatch, change, message):
-    content = claims.published()
+    content = quantities.published()
     change(content["claims"])
-    monkeypatch.setattr(claims, "published", lambda: content)
+    monkeypatch.setattr(quantities, "published", lambda: content)
     with pytest.raises(ValueError, match=message):
         claims.load()
 
@@ -145,7 +145,7 @@ def test_a_wrong_claim_is_refused(monkeypatch, change, message):
 
 
 def table_values():
-    table = claims.published()["tables"][0]
+    table = quantities.published()["tables"][0]
     return {column["id"]: column["values"] for column in table["columns"]}
 
 
@@ -158,8 +158,8 @@ def test_the_published_table_comes_from_whole_numbers(model, retained):
 
 
 def test_the_published_retained_risk_is_above_its_target():
-    assert claims.table_risk(None, "mom") == 71 / 701 > 0.1
-    assert claims.table_risk(None, "digamma") == 55 / 634 < 0.1
+    assert quantities.table_risk(None, "mom") == 71 / 701 > 0.1
+    assert quantities.table_risk(None, "digamma") == 55 / 634 < 0.1
 
 
 def test_the_published_coverages_of_single_models_are_shares_of_the_dermamnist_test_set(all_claims):
@@ -180,7 +180,7 @@ def test_a_setting_that_a_scale_has_not_is_named():
 def test_largest_kl_weight_makes_the_losses_equal():
     alpha = torch.full((1, 100), 1e5, dtype=torch.float64)
     label = torch.zeros(1, dtype=torch.long)
-    weight = claims.largest_kl_weight(None, 100, 1e7)
+    weight = quantities.largest_kl_weight(None, 100, 1e7)
     collapsed = losses.mse(alpha, label) + weight * losses.kl_to_uniform(alpha)
     start = losses.mse(torch.ones_like(alpha), label)
     assert collapsed.item() == pytest.approx(start.item(), abs=1e-9)
@@ -202,7 +202,7 @@ def bench(monkeypatch):
         def quantity(_, of=None, size=None):
             return np.asarray(draws[of if size is None else f"{of}{size}"])
 
-        monkeypatch.setitem(claims.QUANTITIES, "score", quantity)
+        monkeypatch.setitem(quantities.QUANTITIES, "score", quantity)
         return Bench()
 
     return install
@@ -289,7 +289,7 @@ def test_lowest_and_highest_with_places(bench):
     assert judge("lowest", ["b"]) == judge("highest", ["b"]) == claims.FAILS
     assert judge("lowest", ["b"], 2) == judge("highest", ["b"], 2) == claims.HOLDS
     assert judge("lowest", ["a", "b"]) == judge("highest", ["b", "c"]) == claims.HOLDS
-    with pytest.raises(claims.NotTestable, match="no finite value"):
+    with pytest.raises(quantities.NotTestable, match="no finite value"):
         judge("lowest", ["d"])
 
 
@@ -417,7 +417,7 @@ def released(home):
 
 @pytest.fixture
 def evidence(released):
-    return claims.Evidence(analysis.Study(released, "digits"), draws=20)
+    return quantities.Evidence(analysis.Study(released, "digits"), draws=20)
 
 
 def test_the_first_row_is_what_the_tables_show(evidence):
@@ -425,17 +425,17 @@ def test_the_first_row_is_what_the_tables_show(evidence):
     table = analysis.ensemble_metrics(study).set_index(["estimator", "size"])
     for estimator in ("mom", "fixed_point"):
         for metric in ("accuracy", "macro_f1", "nll", "ece", "high_confidence_error"):
-            found = claims.score(evidence, estimator, metric)[0]
+            found = quantities.score(evidence, estimator, metric)[0]
             assert found == pytest.approx(table.loc[(estimator, size), metric]), metric
     single = analysis.single_run_metrics(study)
     means = single.groupby("run")[["accuracy", "macro_f1", "nll", "ece"]].mean().loc["digamma"]
     deviations = single.groupby("run")["nll"].std(ddof=1)
     for metric, value in means.items():
-        assert claims.score(evidence, "digamma", metric)[0] == pytest.approx(value)
-    assert claims.stability(evidence, "digamma", "nll")[0] == pytest.approx(deviations["digamma"])
+        assert quantities.score(evidence, "digamma", metric)[0] == pytest.approx(value)
+    assert quantities.stability(evidence, "digamma", "nll")[0] == pytest.approx(deviations["digamma"])
     pooled = analysis.mean_prediction(evidence.predictions("exponential"))
     wanted = calibration.high_confidence_error(pooled, study.labels["test"])
-    assert claims.pooled_error(evidence, "exponential")[0] == pytest.approx(wanted)
+    assert quantities.pooled_error(evidence, "exponential")[0] == pytest.approx(wanted)
 
 
 def test_selective_metrics_are_those_of_the_analysis(evidence):
@@ -452,10 +452,10 @@ def test_selective_metrics_are_those_of_the_analysis(evidence):
         "variance_auroc": roc_auc_score(~selection.right, selection.uncertainty),
     }
     for metric, value in wanted.items():
-        assert claims.score(evidence, "mom", metric)[0] == pytest.approx(value), metric
+        assert quantities.score(evidence, "mom", metric)[0] == pytest.approx(value), metric
     _, coverages = analysis.single_model_curves(study, 6)
     for of, value in (("min", min(coverages)), ("max", max(coverages)), ("range", max(coverages) - min(coverages))):
-        assert claims.single_coverage(evidence, of)[0] == pytest.approx(value)
+        assert quantities.single_coverage(evidence, of)[0] == pytest.approx(value)
 
 
 def test_a_draw_is_the_metric_of_the_repeated_inputs(evidence):
@@ -481,15 +481,15 @@ def test_a_draw_is_the_metric_of_the_repeated_inputs(evidence):
         "kept_of_wrong": kept[~right["test"]].mean(),
     }
     for metric, value in wanted.items():
-        assert claims.score(evidence, "mom", metric)[draw] == pytest.approx(value), metric
+        assert quantities.score(evidence, "mom", metric)[draw] == pytest.approx(value), metric
 
 
 def test_a_draw_of_runs_is_the_mean_of_the_repeated_runs(evidence):
     values, drawn = evidence.over_runs("digamma", "nll")
     assert drawn[:, 0].tolist() == [1, 1] and set(drawn.sum(axis=0)) == {2}
     draw = next(number for number in range(21) if drawn[0, number] == 2)
-    assert claims.score(evidence, "digamma", "nll")[draw] == values[0, draw]
-    assert claims.stability(evidence, "digamma", "nll")[draw] == 0
+    assert quantities.score(evidence, "digamma", "nll")[draw] == values[0, draw]
+    assert quantities.stability(evidence, "digamma", "nll")[draw] == 0
 
 
 def test_disjoint_ensembles_are_the_next_members(evidence):
@@ -503,7 +503,7 @@ def test_disjoint_ensembles_are_the_next_members(evidence):
 
 
 def test_the_means_of_moments_and_ensemble_are_one(evidence):
-    assert claims.mean_gap(evidence) < 1e-12
+    assert quantities.mean_gap(evidence) < 1e-12
 
 
 def test_evaluate_gives_each_claim_one_verdict(released, all_claims):
