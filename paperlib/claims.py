@@ -280,6 +280,7 @@ def _note(key, value):
 NOTES = {
     ("size", "first"): "smallest M",
     ("size", "second"): "second smallest M",
+    ("size", "last"): "largest M",
     ("size", "average"): "mean over M",
     ("groups", "all"): "disjoint ensembles",
     "size": "M = {}",
