@@ -109,7 +109,7 @@ def plot_score_frequencies(ax, scores, label, bins=20):
     ax.bar(edges[:-1], counts, np.diff(edges), align="edge", color=to_rgba(CORRECT, 0.55), edgecolor=CORRECT)
     _counts(ax, counts.max(), room=0.28)
     mean = scores.mean()
-    spread = f"{scores.std(ddof=1):.2f}" if len(scores) > 1 else "–"
+    spread = f"${_short(scores.std(ddof=1))}$" if len(scores) > 1 else "–"
     ax.axvline(mean, ymax=0.75, color="black", linestyle=DASHED, linewidth=1)
     side = "left" if mean > 0.5 else "right"
     place = {"left": 0.03, "right": 0.97}[side]

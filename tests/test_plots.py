@@ -192,7 +192,7 @@ def test_score_frequencies_count_every_member(ax):
     scores = np.random.default_rng(0).beta(2, 3, 100)
     plots.plot_score_frequencies(ax, scores, "Automobile")
     assert sum(patch.get_height() for patch in ax.patches) == 100
-    assert texts(ax) == [f"mean {scores.mean():.2f}\ns.d. {scores.std(ddof=1):.2f}"]
+    assert texts(ax) == [f"mean {scores.mean():.2f}\ns.d. ${scores.std(ddof=1):.3f}$"]
     assert ax.get_title(loc="left") == "Automobile" and ax.get_xlim() == (0, 1)
     assert_labelled(ax)
 
