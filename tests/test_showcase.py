@@ -1,10 +1,11 @@
 """README and docs take their numbers from the tables: the blocks against the tables they come from."""
 
+import numpy as np
 import pytest
 from conftest import REPOSITORY, change_config
 from synthetic import write_release
 
-from paperlib import claims, config, paths, records, showcase, tables
+from paperlib import analysis, claims, config, paths, records, selective, showcase, tables
 
 
 @pytest.fixture
@@ -23,6 +24,11 @@ def released(home):
     frame = claims.evaluate("cpu", draws=5)
     tables.write(frame, folder / "claims", "c", "l")
     tables.write(claims.protocol("cpu"), folder / "claims_protocol", "c", "l")
+    study, beside = analysis.Study(config.load("cpu"), "dermamnist"), folder.parent / "dermamnist"
+    orderings = analysis.compare_orderings(study, 4, draws=5).rename(columns={"title": "Ordered by"})
+    tables.write(analysis.readable(orderings), beside / "exp2_orderings", "c", "l")
+    estimators = analysis.estimator_comparison(study, 4)
+    tables.write(analysis.readable(estimators), beside / "exp2_estimators", "c", "l")
     return frame
 
 
@@ -59,8 +65,18 @@ def test_every_block_has_its_place_and_is_written_once(released, home):
     assert first == {file: (home / file).read_text() for file in documents}
 
 
-def test_the_cards_have_the_places(home):
-    for file, blocks in {"docs/results.md": ("trained", "deviations"), "docs/datasets.md": ("parts",)}.items():
+def test_orderings_of_the_largest_ensemble(released):
+    study = analysis.Study(config.load("cpu"), "dermamnist")
+    row = showcase.orderings("cpu").strip().splitlines()[-1].strip("| ").split(" | ")
+    labels, fit = study.labels["test"], study.fit("mom", "test", 4)
+    right = fit.mean.argmax(axis=1) == labels
+    wanted = selective.aurc(1 - fit.mean.max(axis=1), right), selective.aurc(fit.total_variance, right)
+    assert row[:3] == ["DermaMNIST", *(f"{value:.3f}" for value in wanted)]
+    assert row[-2] == f"{np.median(fit.alpha0):.0f}"
+
+
+def test_readme_and_the_cards_have_every_place(released):
+    for file, blocks in showcase.documents("cpu").items():
         for name in blocks:
             showcase.insert((REPOSITORY / file).read_text(), name, "", file)
 
