@@ -13,7 +13,7 @@ from paperlib.errors import UserError
 
 RELEASED = "cpu"  # the scale that is tracked, and that README speaks of
 FIGURES = {
-    "exp3_mom": "Selective classification on {name}: risk against coverage with the paper's and the guaranteed threshold, "
+    "exp3_mom": "Selective classification on {name}: risk and coverage with the paper's and a guaranteed threshold, "
     "and the total variance of right and wrong predictions.",
     "exp2_orderings": "Does the Dirichlet order inputs better than the ensemble's plain confidence? "
     "Area under the risk-coverage curve with 95 % intervals, on {name}.",
