@@ -242,8 +242,7 @@ def try_test(evidence, test, dataset):
 def describe(test):
     """What the contrast of a test is, in words."""
     of, metric = _words(test.get("of")), _words(test.get("metric", test["quantity"]))
-    if test["quantity"] == "stability":
-        metric = f"deviation over runs of {metric}"
+    metric = OF_A_METRIC.get(test["quantity"], "{}").format(metric)
     extra = [
         _words({key: test[key]}) for key in ("size", "groups", "column", "at", "quantile", "coverage") if key in test
     ]
@@ -275,6 +274,14 @@ def _words(side):
 def _note(key, value):
     return NOTES.get((key, str(value)), NOTES.get(key, "{}"))
 
+
+# Quantities that are something of a metric.
+OF_A_METRIC = {
+    "stability": "deviation over runs of {}",
+    "gain": "gain of the ensemble's growth in {}",
+    "setbacks": "setbacks of {} as the ensemble grows",
+    "winner": "best recipe by {}",
+}
 
 # Parameters of which the value alone says too little.
 NOTES = {

@@ -638,4 +638,5 @@ WORDS = {
     "table_risk": "retained risk of the published table",
     "largest_kl_weight": "largest KL weight",
     "val_accuracy": "validation accuracy",
+    "dataset_fact": "number of images",
 }
