@@ -26,6 +26,11 @@ ORDERINGS = {
     "fixed_point": "20 fixed-point steps",
     "mle": "converged MLE",
 }
+WHAT_VERDICTS_MEAN = (
+    "*Holds*: the whole 95 % interval lies where the paper says, for every test and dataset of the claim. "
+    "*Holds in part*: the estimate does, or at least half of the tests, or some of the datasets. "
+    "The rules were written before the results were looked at."
+)
 ROWS = {"mom": "MoM ensemble", "exponential": "Exponential", "digamma": "Digamma"}
 COLUMNS = {
     "full-accuracy": "accuracy",
@@ -99,11 +104,9 @@ def verdict(scale):
             f"It took {cost.models.sum():,} trained models and {cost.hours.sum():.1f} processor hours to find out; to "
             f"rebuild all of it from the released predictions takes minutes.",
             tables.to_markdown(pd.DataFrame(rows)).strip(),
-            "*Holds*: the whole 95 % interval lies where the paper says, for every test and dataset of the claim. *In part*: "
-            "the estimate does, or at least half of the tests, or some of the datasets. The rules were written before the "
-            "results were looked at.",
-            "Experiment 3 (the paper's table on DermaMNIST, r = 0.1), each cell *published → here*; evidential models here: "
-            "mean over their runs:",
+            WHAT_VERDICTS_MEAN,
+            "Experiment 3 (the paper's table on DermaMNIST, r = 0.1), each cell *published → here*; "
+            "evidential models here: mean over their runs.",
             _selective_table(frame),
         ]
     )
