@@ -172,6 +172,22 @@ def test_every_listed_prediction_is_there_with_its_provenance():
 
 
 @in_the_release
+def test_what_readme_says_in_short_is_true_of_every_released_dataset():
+    checked = 0
+    for path in RELEASE.glob("tables/*/exp2_orderings.csv"):
+        orderings = {row["Ordered by"]: row for row in csv.DictReader(path.open())}
+        assert float(orderings["1 - largest mean probability"]["difference high"]) < 0, path
+        estimators = {row["Estimator"]: row for row in csv.DictReader((path.parent / "exp2_estimators.csv").open())}
+        assert float(estimators["mom_trace"]["AURC"]) < float(estimators["mom_mean"]["AURC"]), path
+        single = {row["Model"]: row for row in csv.DictReader((path.parent / "exp1_metrics.csv").open())}
+        for metric, better in (("Accuracy", max), ("Macro F1", max), ("NLL", min)):
+            others = [float(row[f"{metric} mean"]) for row in single.values()]
+            assert better(float(estimators["mom_mean"][metric]), *others) not in others, (path, metric)
+        checked += 1
+    assert checked
+
+
+@in_the_release
 def test_what_is_said_in_readme_and_docs_is_what_the_tables_say():
     from paperlib import showcase
 
