@@ -1,4 +1,4 @@
-"""Tables: one frame written as CSV (full precision), LaTeX (booktabs) and Markdown, the last two from the same cells.
+"""Tables: one frame written as CSV (ten digits), LaTeX (booktabs) and Markdown, the last two from the same cells.
 
 It writes through `records.replacing`, so that no half of a table is ever there.
 """
@@ -16,6 +16,7 @@ from paperlib import checks, records
 EN_DASH = "–"
 # Beyond these a fixed number of decimals says too little or too much.
 LARGEST_FIXED = 1e5
+CSV_FLOAT = "%.10g"  # the digits after these depend on the order of sums, and so on the number of threads
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -42,6 +43,7 @@ _LATEX = {
     "λ": r"$\lambda$",
     "τ": r"$\tau$",
     "₀": "$_0$",
+    "₁": "$_1$",
     EN_DASH: "--",
 }
 _MATHS = re.compile(r"(\$[^$]+\$)")
@@ -49,7 +51,7 @@ _MATHS = re.compile(r"(\$[^$]+\$)")
 
 @dataclass(frozen=True)
 class PlusMinus:
-    """A mean with its standard deviation: rounded where it is shown, in full in the CSV."""
+    """A mean with its standard deviation: rounded where it is shown, apart in the CSV."""
 
     mean: float
     std: float
@@ -101,7 +103,7 @@ def write(frame, stem, caption, label, digits=4, bold=None):
 
 
 def to_csv(frame):
-    """CSV with the shortest decimals that give back each number; "mean ± std" becomes two columns, NaN is empty."""
+    """CSV with ten digits of each number; "mean ± std" becomes two columns, NaN is empty."""
     frame = _with_index(frame)
     columns = {}
     for column, name in zip(frame.columns, _names(frame), strict=True):
@@ -111,7 +113,7 @@ def to_csv(frame):
                 columns[f"{name} {part}"] = [getattr(cell, part, None) for cell in cells]
         else:
             columns[name] = cells.array
-    return pd.DataFrame(columns).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(columns).to_csv(index=False, lineterminator="\n", float_format=CSV_FLOAT)
 
 
 def to_markdown(frame, digits=4, bold=None):
