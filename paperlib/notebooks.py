@@ -73,6 +73,7 @@ def run(name, scale, dataset):
 def _write_without_timings(notebook, target):
     """Write an executed notebook less what differs from run to run, so that equal results are equal files."""
     notebook.metadata.pop("papermill", None)
+    notebook.metadata.get("language_info", {}).pop("version", None)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
         cell.metadata.pop("papermill", None)
