@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from paperlib import analysis, checks, config, dirichlet, quantities, records
+from paperlib import analysis, checks, config, dirichlet, quantities, records, wording
 from paperlib.recipes import EVIDENTIAL
 
 LEVEL = 0.95
@@ -232,73 +232,11 @@ def try_test(evidence, test, dataset):
     """The outcome of one test on one dataset."""
     draws, lower, upper = RULES[test["rule"]](evidence, test)
     if not np.isfinite(draws[0]):
-        raise quantities.NotTestable(f"{describe(test)} has no finite value on {dataset}")
+        raise quantities.NotTestable(f"{wording.describe(test)} has no finite value on {dataset}")
     low, high = interval(draws, _bounds(test))
     return Outcome(
-        dataset, describe(test), float(draws[0]), low, high, verdict(draws[0], low, high, lower, upper), draws
+        dataset, wording.describe(test), float(draws[0]), low, high, verdict(draws[0], low, high, lower, upper), draws
     )
-
-
-def describe(test):
-    """What the contrast of a test is, in words."""
-    of, metric = _words(test.get("of")), _words(test.get("metric", test["quantity"]))
-    metric = OF_A_METRIC.get(test["quantity"], "{}").format(metric)
-    extra = [
-        _words({key: test[key]}) for key in ("size", "groups", "column", "at", "quantile", "coverage") if key in test
-    ]
-    where = f" ({', '.join(extra)})" if extra else ""
-    rule = test["rule"]
-    if rule in ("lowest", "highest"):
-        place = test.get("place", 1)
-        rank = rule if place == 1 else f"no. {place} {rule}"
-        return f"{metric}{where}: {of} − {rank} of the others"
-    if rule in ("similar", "differ"):
-        return f"{metric}{where}: range over {of}"
-    if rule in ("less", "greater") and not isinstance(test["than"], int | float):
-        return f"{metric}{where}: {of} − {_words(test['than'])}"
-    if rule == "falling":
-        return f"{metric}: {of}, largest step from one size to the next"
-    return f"{metric}{where}: {of}" if of else f"{metric}{where}"
-
-
-def _words(side):
-    if isinstance(side, dict):
-        return ", ".join(_note(key, value).format(_words(value)) for key, value in side.items())
-    if isinstance(side, list):
-        return ", ".join(map(_words, side)) if list(side) != list(EVIDENTIAL) else "the six recipes"
-    if isinstance(side, int | float):
-        return f"{side:g}"
-    return "" if side is None else quantities.WORDS.get(side, side.replace("_", " "))
-
-
-def _note(key, value):
-    return NOTES.get((key, str(value)), NOTES.get(key, "{}"))
-
-
-# Quantities that are something of a metric.
-OF_A_METRIC = {
-    "stability": "deviation over runs of {}",
-    "gain": "gain of the ensemble's growth in {}",
-    "setbacks": "setbacks of {} as the ensemble grows",
-    "winner": "best recipe by {}",
-}
-
-# Parameters of which the value alone says too little.
-NOTES = {
-    ("size", "first"): "smallest M",
-    ("size", "second"): "second smallest M",
-    ("size", "last"): "largest M",
-    ("size", "average"): "mean over M",
-    ("groups", "all"): "disjoint ensembles",
-    "size": "M = {}",
-    "quantile": "{} quantile",
-    "coverage": "at coverage {}",
-    "classes": "{} classes",
-    "alpha0": "α₀ = {}",
-    "bins": "B = {}",
-    "at": "{} epoch",
-    "which": "{} sample",
-}
 
 
 def expanded(test, sizes):

@@ -15,7 +15,6 @@ import pandas as pd
 import yaml
 
 from paperlib import analysis, dirichlet, paths, records
-from paperlib.recipes import RECIPES
 
 DRAWS = 300
 PLACES = {"first": 0, "second": 1, "last": -1}  # of the ensemble sizes of a scale
@@ -592,51 +591,3 @@ SHARES = set(METRICS) - {
     "alpha0_mean",
     "log10_alpha0",
 } | {"pooled_error", "single_coverage", "converged_share"}
-
-
-# How the tables call what would not be understood by its name in the code.
-WORDS = {
-    **{recipe.name: recipe.title for recipe in RECIPES.values()},
-    "mom": "MoM",
-    "fixed_point": "fixed point",
-    "ce": "single models",
-    "collapse_annealed": "annealed KL",
-    "collapse_constant_one": "constant KL weight 1",
-    "collapse_constant_per_class": "constant KL weight λ₀/K",
-    "macro_f1": "F1",
-    "retained_f1": "retained F1",
-    "nll": "NLL",
-    "retained_nll": "retained NLL",
-    "ece": "ECE",
-    "aurc": "area under the risk-coverage curve",
-    "high_confidence_error": "wrong above confidence 0.8",
-    "pooled_error": "wrong above confidence 0.8",
-    "confident_and_wrong": "share wrong and above confidence 0.8",
-    "wrong_extreme": "share of the wrong above confidence 0.95",
-    "separation": "AUROC of confidence for right against wrong",
-    "variance_auroc": "AUROC of variance for wrong against right",
-    "accuracy_over_chance": "accuracy over chance",
-    "confidence_over_uniform": "mean confidence times K",
-    "alpha0_mean": "mean α₀",
-    "log10_alpha0": "mean log₁₀ α₀",
-    "abstention_gain": "accuracy gained by abstaining",
-    "kept_of_right": "share of the right that is kept",
-    "kept_of_wrong": "share of the wrong that is kept",
-    "band": "width of the reliability band",
-    "score_spread": "deviation over members of the true class's score",
-    "sample_spread": "deviation over members of the true class's score",
-    "agreed_range": "range of the score where all members agree",
-    "single_coverage": "coverage of single models",
-    "risk_spread": "deviation of the risk over single models",
-    "ece_over_bins": "largest over smallest ECE",
-    "epochs_to": "epochs to 98 % of the best accuracy",
-    "variance_ratio": "variance of the Dirichlet over that of the members",
-    "disagreement_rank": "rank correlation of α₀ with the members' agreement",
-    "converged_share": "share of inputs with a converged estimate",
-    "variance_decades": "decades of total variance",
-    "mean_gap": "largest difference to the plain mean",
-    "table_risk": "retained risk of the published table",
-    "largest_kl_weight": "largest KL weight",
-    "val_accuracy": "validation accuracy",
-    "dataset_fact": "number of images",
-}

@@ -60,7 +60,7 @@ def write(scale):
 
 def documents(scale):
     """{file: {block: text}} as the tables of a scale have it; nothing where nothing is released."""
-    if scale != RELEASED or not claims.released(scale, needed=None):
+    if scale != RELEASED or not _released(scale):
         return {}
     return {
         "README.md": {"verdict": verdict(scale), "figures": figures(scale)},
@@ -76,6 +76,11 @@ def insert(text, name, content, file):
     if count != 1:
         raise BlockError(f"{file} must have one block {begin} ... {end}, it has {count}")
     return found
+
+
+def _released(scale):
+    """{dataset: its name} of those that are complete."""
+    return {dataset: analysis.DOMAINS[dataset][0] for dataset in claims.released(scale, needed=None)}
 
 
 def _table(scale, name, dataset="all"):
@@ -95,7 +100,7 @@ def verdict(scale):
         {"the paper says": row.claim, "here": _measured(row), "verdict": f"**{row.verdict}**"}
         for row in headlines.itertuples()
     ]
-    names = ", ".join(analysis.DOMAINS[name][0] for name in claims.released(scale, needed=None))
+    names = ", ".join(_released(scale).values())
     cost = costs(scale)
     return "\n\n".join(
         [
@@ -135,12 +140,11 @@ def _selective_table(frame):
 
 def figures(scale):
     """Two figures of the dataset that experiment 3 is about, or of the first that is released."""
-    names = claims.released(scale, needed=None)
-    dataset = "dermamnist" if "dermamnist" in names else names[0]
+    names = _released(scale)
+    dataset = "dermamnist" if "dermamnist" in names else next(iter(names))
+    captions = {figure: caption.format(name=names[dataset]) for figure, caption in FIGURES.items()}
     return "\n\n".join(
-        f"![{caption.format(name=analysis.DOMAINS[dataset][0])}](figures/{scale}/{dataset}/{figure}.png)\n"
-        f"*{caption.format(name=analysis.DOMAINS[dataset][0])}*"
-        for figure, caption in FIGURES.items()
+        f"![{caption}](figures/{scale}/{dataset}/{figure}.png)\n*{caption}*" for figure, caption in captions.items()
     )
 
 
@@ -150,7 +154,7 @@ def figures(scale):
 def costs(scale):
     """Models and processor hours of every released dataset, from the provenance of its predictions."""
     settings, rows = config.load(scale), []
-    for dataset in claims.released(scale, needed=None):
+    for dataset, name in _released(scale).items():
         found = [
             records.read_prediction(records.job_path(scale, job)).provenance
             for run in settings.runs(dataset)
@@ -158,7 +162,7 @@ def costs(scale):
         ]
         rows.append(
             {
-                "dataset": analysis.DOMAINS[dataset][0],
+                "dataset": name,
                 "models": len(found),
                 "hours": sum(each.get("seconds", 0.0) for each in found) / 3600,
                 "hardware": ", ".join(sorted({each.get("hardware", "unknown") for each in found})),
@@ -182,14 +186,14 @@ def deviations(scale):
 def orderings(scale):
     """Area under the risk-coverage curve by what orders the inputs of the largest ensemble, and two alpha_0."""
     rows = []
-    for dataset in claims.released(scale, needed=None):
+    for dataset, name in _released(scale).items():
         plain = _table(scale, "exp2_orderings", dataset).set_index("Ordered by")["AURC"]
         fits = _table(scale, "exp2_estimators", dataset).set_index("Estimator")
         rows.append(
             {
-                "dataset": analysis.DOMAINS[dataset][0],
+                "dataset": name,
                 "confidence": plain["1 - largest mean probability"],
-                **{title: fits["AURC"][name] for name, title in ORDERINGS.items()},
+                **{title: fits["AURC"][estimator] for estimator, title in ORDERINGS.items()},
                 "median α₀, mean": f"{fits['alpha0 median']['mom_mean']:.0f}",
                 "median α₀, trace": f"{fits['alpha0 median']['mom_trace']:.0f}",
             }
@@ -200,11 +204,11 @@ def orderings(scale):
 def parts(scale):
     """Sizes of the parts of every released dataset, and how often each class is there."""
     rows = []
-    for dataset in claims.released(scale, needed=None):
+    for dataset, name in _released(scale).items():
         split = records.read_split(records.split_path(scale, dataset))
         rows.append(
             {
-                "dataset": analysis.DOMAINS[dataset][0],
+                "dataset": name,
                 "classes": len(split.class_names),
                 **{part: len(labels) for part, labels in split.labels.items()},
                 "rarest class in test": int(pd.Series(split.labels["test"]).value_counts().min()),

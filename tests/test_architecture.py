@@ -52,8 +52,9 @@ TABLE = {
     "plots": {"numpy", "matplotlib", "seaborn", "records"},
     "tables": {"pandas", "numpy", "records"},
     "notebooks": {"jinja2", "latex2mathml", "nbformat", "nbconvert", "papermill", "paths", "records"},
-    "quantities": {"numpy", "pandas", "yaml", "analysis", "paths", "records", "recipes", *MATHS},
-    "claims": {"numpy", "pandas", "quantities", "analysis", "config", "records", "recipes", *MATHS},
+    "quantities": {"numpy", "pandas", "yaml", "analysis", "paths", "records", *MATHS},
+    "wording": {"recipes"},
+    "claims": {"numpy", "pandas", "quantities", "wording", "analysis", "config", "records", "recipes", *MATHS},
     "showcase": {"pandas", "analysis", "claims", "config", "paths", "records", "tables"},
     # an ensemble of one's own
     "ensembles": {"numpy", "pandas", "pyarrow"},

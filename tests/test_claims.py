@@ -10,7 +10,7 @@ import torch
 from conftest import change_config
 from sklearn.metrics import roc_auc_score
 
-from paperlib import analysis, calibration, claims, config, losses, quantities, records, scores, selective
+from paperlib import analysis, calibration, claims, config, losses, quantities, records, scores, selective, wording
 from paperlib.recipes import RECIPES
 
 LABELS = """
@@ -554,3 +554,13 @@ def test_sensitivity_moves_one_choice_at_a_time(released):
         )
     by_risk = [found["risk r", risk, "mom", "coverage"] for risk in ("0.05", "0.1", "0.15", "0.2")]
     assert by_risk == sorted(by_risk)
+
+
+def test_every_test_of_a_claim_is_told_in_words():
+    for claim in claims.load():
+        for test in claim.get("tests", []):
+            for each in claims.expanded(test, (5, 50)):
+                told = wording.describe(each)
+                assert told and "_" not in told and "{" not in told, (claim["id"], told)
+    size = {"rule": "greater", "quantity": "score", "metric": "nll", "size": 5, "of": "fixed_point", "than": "mom"}
+    assert wording.describe(size) == "NLL (M = 5): fixed point − MoM"
