@@ -159,11 +159,18 @@ TITLES = {
     "ece": "ECE",
     "high_confidence_error": "Wrong if sure",
     "wrong_above": "Sure if wrong",
+    "auroc": "AUROC",
+    "confidence": "Confidence",
+    "run": "Run",
     "title": "Model",
     "estimator": "Estimator",
     "size": "M",
     "aurc": "AURC",
+    "aurc_low": "AURC low",
+    "aurc_high": "AURC high",
     "coverage": "Coverage",
+    "retained_accuracy": "Accuracy, kept",
+    "retained_nll": "NLL, kept",
 }
 
 
@@ -491,8 +498,8 @@ def fixed_point_error(study):
                 "size": size,
                 "inputs": int(usable.sum()),
                 "share_converged": steps.converged.mean(),
-                **{f"alpha0_{name}": np.quantile(alpha0, q) for name, q in _QUANTILES.items()},
-                **{f"alpha_{name}": np.quantile(alpha, q) for name, q in _QUANTILES.items()},
+                **{f"alpha0_error_{name}": np.quantile(alpha0, q) for name, q in _QUANTILES.items()},
+                **{f"alpha_error_{name}": np.quantile(alpha, q) for name, q in _QUANTILES.items()},
             }
         )
     return pd.DataFrame(rows)
@@ -503,22 +510,28 @@ def convergence_frame(errors):
     return pd.DataFrame(
         {
             "M": errors["size"],
-            "median": errors["alpha0_median"],
-            "lower": errors["alpha0_median"],
-            "upper": errors["alpha0_q95"],
+            "median": errors["alpha0_error_median"],
+            "lower": errors["alpha0_error_median"],
+            "upper": errors["alpha0_error_q95"],
         }
     )
 
 
 _QUANTILES = {"median": 0.5, "q95": 0.95, "max": 1.0}
+VARIANTS = {
+    "MoM, mean (the paper)": ("mom", "mean"),
+    "MoM, median": ("mom", "median"),
+    "MoM, geometric": ("mom", "geometric"),
+    "MoM, trace": ("mom", "trace"),
+    "20 fixed-point steps": ("fixed_point", None),
+    "converged MLE": ("mle", None),
+}
 
 
 def estimator_comparison(study, size):
     """Metrics and retained results of each estimator and each aggregation of the moments, at one size."""
-    variants = [(f"mom_{name}", "mom", name) for name in dirichlet.AGGREGATES]
-    variants += [("fixed_point", "fixed_point", None), ("mle", "mle", None)]
     rows = []
-    for title, estimator, aggregate in variants:
+    for title, (estimator, aggregate) in VARIANTS.items():
         fit = study.fit(estimator, "test", size, aggregate)
         forecast = study.forecast(estimator, size, aggregate)
         selection = select(forecast, study.labels, study.settings)

@@ -369,7 +369,9 @@ def draw_mom_construction(figure, probs, alpha, class_names):
 
     _density(density, _merged(alpha, largest))
     density.plot(*_plane(points), linestyle="none", marker="o", color="black", markersize=2, markeredgewidth=0)
-    text = rf"$\hat{{\alpha}}_0={_short(alpha.sum())}$; regions of 20, 50, 80, 95%"
+    # A large alpha_0 makes all regions smaller than a dot: the mean says where they are.
+    density.plot(*_plane(_merged(alpha / alpha.sum(), largest)), marker="x", color=DARK_INCORRECT, markersize=5)
+    text = rf"$\hat{{\alpha}}_0={_short(alpha.sum())}$; $\times$ mean; regions of 20, 50, 80, 95%"
     density.text(0.5, -0.3, text, ha="center", va="bottom", fontsize=SMALL)
     return axes
 
