@@ -519,10 +519,7 @@ def convergence_frame(errors):
 
 _QUANTILES = {"median": 0.5, "q95": 0.95, "max": 1.0}
 VARIANTS = {
-    "MoM, mean (the paper)": ("mom", "mean"),
-    "MoM, median": ("mom", "median"),
-    "MoM, geometric": ("mom", "geometric"),
-    "MoM, trace": ("mom", "trace"),
+    **{f"MoM, {name}" + (" (the paper)" if name == "mean" else ""): ("mom", name) for name in dirichlet.AGGREGATES},
     "20 fixed-point steps": ("fixed_point", None),
     "converged MLE": ("mle", None),
 }
