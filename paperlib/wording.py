@@ -52,7 +52,7 @@ WORDS = {
 # Quantities that are something of a metric.
 OF_A_METRIC = {
     "stability": "deviation over runs of {}",
-    "gain": "gain of the ensemble's growth in {}",
+    "gain": "{}, smallest less largest ensemble",
     "setbacks": "setbacks of {} as the ensemble grows",
     "winner": "best recipe by {}",
 }

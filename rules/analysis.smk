@@ -9,6 +9,7 @@ LIBRARY = [
         "paper.mplstyle", "plots.py", "recipes.py", "records.py", "scores.py", "selective.py", "tables.py",
     )
 ]  # fmt: skip
+CLAIMS = ["paperlib/claims.py", "paperlib/quantities.py", "paperlib/wording.py", "config/published.yaml"]
 
 
 def in_report(file, item):
@@ -29,7 +30,7 @@ for notebook in catalogue.NOTEBOOKS:
             notebook
         input:
             LIBRARY,
-            ["paperlib/claims.py", "config/published.yaml"] if notebook == "claims" else [],
+            CLAIMS if notebook == "claims" else [],
             notebook=f"notebooks/{notebook}.ipynb",
             manifests=lambda w, notebook=notebook: read_by(notebook, w.scale, w.dataset),
         output:
