@@ -147,6 +147,31 @@ def test_selective_classification(raw, model):
             assert agree(cell, found[metric]) if found else cell == "", (name, column)
 
 
+@pytest.mark.skipif(not (ROOT / "results/cpu/manifests/dermamnist").exists(), reason="DermaMNIST is not released")
+def test_coverages_that_agree_with_the_published_ones_by_chance():
+    raw = Raw("cpu", "dermamnist")
+    claims = {row["id"]: row for row in csv.DictReader((ROOT / "results/cpu/tables/all/claims.csv").open())}
+    coverages = []
+    for probs in raw.probs("ce")[:50]:
+        order = np.argsort((probs * (1 - probs)).sum(axis=1), kind="stable")
+        wrong = (probs.argmax(axis=1) != raw.labels["test"])[order]
+        risk = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
+        coverages.append((np.flatnonzero(risk <= 0.1)[-1] + 1) / len(wrong))
+    means = {part: raw.probs("digamma", part) for part in ("calibration", "test")}
+    kept = []
+    for seed in range(len(means["test"])):
+        forecast = {
+            part: (probs[seed], total_variance(probs[seed], raw.alpha0("digamma", part, seed)))
+            for part, probs in means.items()
+        }
+        kept.append(selected(forecast, raw.labels).mean())
+    found = {"method.single-coverage-smallest": min(coverages), "exp3.table.coverage.digamma": np.mean(kept)}
+    for name, value in found.items():
+        assert agree(claims[name]["measured"], value)
+        assert agree(claims[name]["published"], value)
+        assert float(claims[name]["high"]) - float(claims[name]["low"]) > 0.1
+
+
 # ------------------------------------------------------------------------------------------- what the release promises
 
 RELEASE = ROOT / "results" / "cpu"
