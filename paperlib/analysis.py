@@ -1,7 +1,7 @@
 """From stored predictions to the numbers behind every figure and table. No plots, no files but through `records`.
 
 An estimator is named in tables as it is here: `ensemble` is the plain average of the members, `mom` the method of
-moments, `fixed_point` the paper's likelihood refinement (20 steps), `mle` the converged maximum likelihood.
+moments, `fixed_point` the paper's likelihood refinement (a few steps), `mle` the converged maximum likelihood.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from paperlib.recipes import EVIDENTIAL, RECIPES
 ESTIMATORS = {
     "mom": "MoM",
     "ensemble": "Plain ensemble",
-    "fixed_point": "MLE (20 steps)",
+    "fixed_point": "MLE (fixed point)",
     "mle": "MLE (converged)",
 }
 
@@ -520,8 +520,7 @@ def convergence_frame(errors):
 _QUANTILES = {"median": 0.5, "q95": 0.95, "max": 1.0}
 VARIANTS = {
     **{f"MoM, {name}" + (" (the paper)" if name == "mean" else ""): ("mom", name) for name in dirichlet.AGGREGATES},
-    "20 fixed-point steps": ("fixed_point", None),
-    "converged MLE": ("mle", None),
+    **{ESTIMATORS[name]: (name, None) for name in ("fixed_point", "mle")},
 }
 
 

@@ -306,6 +306,7 @@ def _outcomes(claim, evidence, dataset):
 
 def _row(claim, outcomes, settings):
     result, reason, shown = _decide(claim, outcomes)
+    by_dataset = _by_dataset(claim, outcomes)
     rehearsed = claim["datasets"] and not set(claim["datasets"]) & set(settings.datasets)
     if rehearsed and result != UNTESTABLE and not claim.get("settled"):
         reason = f"rehearsal; {reason}"
@@ -323,6 +324,7 @@ def _row(claim, outcomes, settings):
         "low": shown.low if shown else np.nan,
         "high": shown.high if shown else np.nan,
         "verdict": result,
+        **{name: by_dataset.get(name, "") for name in settings.datasets},
         "reason": reason,
     }
 
@@ -342,7 +344,7 @@ def _decide(claim, outcomes):
         return UNTESTABLE, "; ".join(untested.values()) or missing, None
     if any(test["rule"] == "varies" for test in claim["tests"]):
         return _across(tested)
-    verdicts = {name: _together([o.verdict for o in found if o.verdict]) for name, found in tested.items()}
+    verdicts = _by_dataset(claim, tested)
     everywhere = set(verdicts.values())
     result = everywhere.pop() if len(everywhere) == 1 else IN_PART
     if untested and result == HOLDS:
@@ -353,6 +355,17 @@ def _decide(claim, outcomes):
         shown = tested[worst][0]
     lines = [_line(name, verdicts[name], found) for name, found in tested.items()]
     return result, "; ".join([*lines, *untested.values(), *because]), shown
+
+
+def _by_dataset(claim, outcomes):
+    """Verdict of a claim on each dataset that tests it; none where datasets are compared or nothing is measured."""
+    if claim.keys() & {"settled", "untestable"} or any(test["rule"] == "varies" for test in claim.get("tests", [])):
+        return {}
+    return {
+        name: _together([outcome.verdict for outcome in found if outcome.verdict])
+        for name, found in outcomes.items()
+        if not isinstance(found, str)
+    }
 
 
 def _together(verdicts):

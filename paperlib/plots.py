@@ -311,7 +311,7 @@ def plot_ordering_comparison(ax, frame):
 
 
 def plot_convergence(ax, frame):
-    """Relative error of alpha_0 after 20 fixed-point steps, against the converged estimate, by ensemble size.
+    """Relative error of alpha_0 after the fixed-point steps, against the converged estimate, by ensemble size.
 
     Frame: columns M, median, lower, upper (quantiles over the inputs, drawn as bars) and, optionally, title (one
     line each, moved aside a little so that the bars do not hide each other).

@@ -18,10 +18,12 @@ FIGURES = {
     "exp2_orderings": "Does the Dirichlet order inputs better than the ensemble's plain confidence? "
     "Area under the risk-coverage curve with 95 % intervals, on {name}.",
 }
+MARKS = {claims.HOLDS: "●", claims.IN_PART: "◐", claims.FAILS: "○"}
 WHAT_VERDICTS_MEAN = (
-    "*Holds*: the whole 95 % interval lies where the paper says, for every test and dataset of the claim. "
-    "*Holds in part*: the estimate does, or at least half of the tests, or some of the datasets. "
-    "The rules were written before the results were looked at."
+    "On each dataset that a claim is about: ● holds, the whole 95 % interval of every test lies where the paper says; "
+    "◐ holds in part, the estimate does, or at least half of the tests; ○ does not hold. A claim holds where it holds on "
+    "all of its datasets, and in part where they differ. The last column is the number that decides: of the least "
+    "favourable test, with its 95 % interval. The rules were written before the results were looked at."
 )
 ROWS = {"mom": "MoM ensemble", "exponential": "Exponential", "digamma": "Digamma"}
 COLUMNS = {
@@ -88,15 +90,20 @@ def verdict(scale):
     counts = Counter(frame["verdict"])
     judged = len(frame) - counts[claims.UNTESTABLE]
     headlines = frame.loc[[claim["id"] for claim in claims.load() if claim.get("headline")]]
+    names = _released(scale)
     rows = [
-        {"the paper says": row.claim, "here": _measured(row), "verdict": f"**{row.verdict}**"}
+        {
+            "the paper says": row.claim,
+            "verdict": f"**{row.verdict}**",
+            **{name: MARKS.get(getattr(row, dataset), "") for dataset, name in names.items()},
+            "decided by": _measured(row),
+        }
         for row in headlines.itertuples()
     ]
-    names = ", ".join(_released(scale).values())
     cost = costs(scale)
     return "\n\n".join(
         [
-            f"**Of {len(frame)} numbers and claims of the paper, {judged} can be judged on {names}: "
+            f"**Of {len(frame)} numbers and claims of the paper, {judged} can be judged on {', '.join(names.values())}: "
             f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not.** "
             f"It took {cost.models.sum():,} trained models and {cost.hours.sum():.1f} processor hours to find out; to "
             f"rebuild all of it from the released predictions takes minutes.",

@@ -361,6 +361,15 @@ def test_verdicts_of_tests_and_datasets_are_joined(found, expected):
     assert result == expected
     assert all(name in reason or "not released" in reason for name in found)
     assert (shown is None) == (expected == claims.UNTESTABLE)
+    by_dataset = claims._by_dataset(claim, outcomes)
+    assert by_dataset.keys() == {name for name, each in found.items() if not isinstance(each, str)}
+    assert len(by_dataset) != 1 or expected in (*by_dataset.values(), claims.IN_PART)
+
+
+def test_a_claim_without_verdicts_of_datasets_shows_none():
+    outcomes = {name: [outcome(claims.HOLDS, name)] for name in ("x", "y")}
+    for claim in ({"tests": [{"rule": "varies"}]}, {"settled": claims.HOLDS}, {"untestable": "no data"}):
+        assert claims._by_dataset(claim, outcomes) == {}
 
 
 def test_the_least_favourable_dataset_is_shown():
@@ -514,6 +523,8 @@ def test_evaluate_gives_each_claim_one_verdict(released, all_claims):
     assert (judged["low"] <= judged["high"]).all() and len(judged) > 90
     rehearsed = frame.set_index("id").loc["exp3.mom-best-full"]
     assert rehearsed["reason"].startswith("rehearsal; digits") and rehearsed["dataset"] == "digits"
+    assert rehearsed["digits"] == rehearsed["verdict"]
+    assert set(frame["digits"]) <= {*claims.VERDICTS[:3], ""} and (frame["digits"] != "").sum() > 90
     facts = frame[frame["id"].str.startswith("exp1.dataset")]
     assert set(facts["verdict"]) == {claims.UNTESTABLE} and facts["reason"].str.contains("does not have").all()
     published = frame.set_index("id").loc["exp3.risk-enforced-published"]

@@ -40,10 +40,11 @@ def test_the_verdict_says_what_the_table_says(released):
     assert f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not" in text
     headlines = [claim for claim in claims.load() if claim.get("headline")]
     assert len(headlines) == 15
-    verdicts = released.set_index("id")["verdict"]
     for claim in headlines:
         row = next(line for line in text.splitlines() if claim["text"] in line)
-        assert row.endswith(f"**{verdicts[claim['id']]}** |")
+        verdict = released.set_index("id").loc[claim["id"], ["verdict", "dermamnist"]]
+        mark = showcase.MARKS.get(verdict.dermamnist, "")
+        assert f"| **{verdict.verdict}** | {mark} |" in row
     cell = released.set_index("id").loc["exp3.table.coverage.mom"]
     assert f"{cell.published:.4f} → {cell.measured:.4f}" in text
 
