@@ -618,6 +618,7 @@ def _index(options):
             "title": item.title,
             "label": item.label(dataset),
             "dataset": dataset,
+            "name": "all datasets" if dataset == catalogue.ALL else catalogue.title(dataset),
             "notebook": notebook,
             "page": f"{notebook}-{dataset}.html",
             "files": item.files(options.scale, dataset),

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
-from paperlib import calibration, dirichlet, records, scores, selective
+from paperlib import calibration, catalogue, dirichlet, records, scores, selective
 from paperlib.config import COLLAPSE
 from paperlib.recipes import EVIDENTIAL, RECIPES
 
@@ -119,18 +119,25 @@ def single_run_metrics(study):
     rows = []
     for run, predictions in study.evidential.items():
         for seed, prediction in enumerate(predictions):
-            rows.append(_row(study, run, RECIPES[run].title, seed, prediction.test.probs))
+            variance = dirichlet.total_variance(prediction.test.alpha)
+            rows.append(_row(study, run, RECIPES[run].title, seed, prediction.test.probs, variance))
     for seed in range(len(next(iter(study.evidential.values())))):
         logits = {part: study.members[part][seed] for part in records.PARTS}
-        rows.append(_row(study, "ce", "Cross-entropy", seed, np.exp(logits["test"])))
         temperature = calibration.fit_temperature(logits["calibration"], study.labels["calibration"])
         scaled = calibration.apply_temperature(logits["test"], temperature)
-        rows.append(_row(study, "ce_scaled", "Cross-entropy, temperature scaled", seed, scaled))
+        for run, title, probs in (
+            ("ce", "Cross-entropy", np.exp(logits["test"])),
+            ("ce_scaled", "Cross-entropy, temperature scaled", scaled),
+        ):
+            rows.append(_row(study, run, title, seed, probs, shared_concentration_variance(probs)))
     return pd.DataFrame(rows)
 
 
-def _row(study, run, title, seed, probs):
-    return {"run": run, "title": title, "seed": seed, **metrics(probs, study.labels["test"], study.settings)}
+def _row(study, run, title, seed, probs, variance):
+    labels = study.labels["test"]
+    found = metrics(probs, labels, study.settings)
+    found["aurc"] = selective.aurc(variance, calibration.correctness(probs, labels))
+    return {"run": run, "title": title, "seed": seed, **found}
 
 
 def summary(frame):
@@ -169,7 +176,9 @@ TITLES = {
     "aurc_low": "AURC low",
     "aurc_high": "AURC high",
     "coverage": "Coverage",
+    "retained_risk": "Risk, kept",
     "retained_accuracy": "Accuracy, kept",
+    "retained_f1": "F1, kept",
     "retained_nll": "NLL, kept",
 }
 
@@ -204,15 +213,6 @@ def recipe_table(study):
     return pd.DataFrame(rows)
 
 
-DOMAINS = {
-    "digits": ("Noisy digits", "Handwritten digits"),
-    "cifar10": ("CIFAR-10", "Natural images"),
-    "cifar100": ("CIFAR-100", "Natural images"),
-    "dermamnist": ("DermaMNIST", "Dermatology images"),
-    "aptos": ("APTOS 2019", "Retinal fundus images"),
-}
-
-
 def dataset_table(scale):
     """The datasets of a scale: domain, classes and the sizes of the parts, for those whose split is there."""
     rows = []
@@ -222,7 +222,7 @@ def dataset_table(scale):
             continue
         split = records.read_split(path)
         sizes = {part.capitalize(): len(labels) for part, labels in split.labels.items()}
-        title, domain = DOMAINS[dataset]
+        title, domain = catalogue.DOMAINS[dataset]
         rows.append(
             {
                 "Dataset": title,
@@ -403,7 +403,7 @@ def threshold_table(chosen, safe, titles):
         row = {"Model": titles[run]}
         for name, selection in (("empirical", chosen[run]), ("guaranteed", safe[run])):
             row |= {
-                f"{name} tau": selection.tau if np.isfinite(selection.tau) else np.nan,
+                f"{name} tau": selection.tau,
                 f"{name} coverage": selection.coverage,
                 f"{name} risk": selection.risk,
             }
@@ -412,9 +412,40 @@ def threshold_table(chosen, safe, titles):
 
 
 def single_model_forecast(study, member):
-    """One cross-entropy model as a Dirichlet (D01): the ordering is that of sum p (1 - p)."""
+    """One cross-entropy model as a Dirichlet (D01)."""
     probs = {part: np.exp(study.members[part][member]) for part in records.PARTS}
-    return Forecast(probs, {part: (p * (1 - p)).sum(axis=1) for part, p in probs.items()})
+    return Forecast(probs, {part: shared_concentration_variance(p) for part, p in probs.items()})
+
+
+def shared_concentration_variance(probs):
+    """Total variance, but for a factor, of a single model (D01): one concentration is shared by all inputs."""
+    return (probs * (1 - probs)).sum(axis=-1)
+
+
+def selection_over_runs(study):
+    """What each evidential recipe keeps, over all its runs, with mean and standard deviation; and the ensemble's."""
+    paper = ("digamma", "exponential", "mom")  # first, as in the paper's table
+    forecasts = {
+        run: [study.evidential_forecast(run, seed) for seed in range(len(found))]
+        for run, found in study.evidential.items()
+    }
+    forecasts["mom"] = [study.forecast("mom", max(study.scale.ensemble["sizes"]))]
+    rows = []
+    for run in (*paper, *(name for name in EVIDENTIAL if name not in paper)):
+        for forecast in forecasts[run]:
+            selection = select(forecast, study.labels, study.settings)
+            retained = selection.table_row()
+            rows.append(
+                {
+                    "run": run,
+                    "coverage": selection.coverage,
+                    "retained_risk": selection.risk,
+                    "retained_accuracy": retained["Retained test", "Acc"],
+                    "retained_f1": retained["Retained test", "F1"],
+                    "retained_nll": retained["Retained test", "NLL"],
+                }
+            )
+    return pd.DataFrame(rows).groupby("run", sort=False).agg(["mean", "std"])
 
 
 # ------------------------------------------------------------------------------------------- the study of estimators
@@ -439,7 +470,7 @@ def orderings(log_probs, fit):
     return {
         "max_probability": 1 - mu.max(axis=-1),
         "entropy": entropy,
-        "mean_spread": (mu * (1 - mu)).sum(axis=-1),
+        "mean_spread": shared_concentration_variance(mu),
         "mutual_information": entropy - member_entropy,
         "alpha0": 1 / fit.alpha0,
         "total_variance": fit.total_variance,
@@ -499,7 +530,7 @@ def fixed_point_error(study):
                 "inputs": int(usable.sum()),
                 "share_converged": steps.converged.mean(),
                 **{f"alpha0_error_{name}": np.quantile(alpha0, q) for name, q in _QUANTILES.items()},
-                **{f"alpha_error_{name}": np.quantile(alpha, q) for name, q in _QUANTILES.items()},
+                **{f"largest_alpha_k_error_{name}": np.quantile(alpha, q) for name, q in _QUANTILES.items()},
             }
         )
     return pd.DataFrame(rows)

@@ -3,9 +3,11 @@
 config/published.yaml holds the claims with their rules. Whatever the rule, a test ends in one contrast (a number
 computed from the predictions) and the range in which the paper is right. The contrast is drawn again for bootstrap
 samples of the inputs and, where there are several runs, of the runs. The test holds where the whole 95 % interval lies
-in that range, holds in part where only the estimate does, and does not hold otherwise.
+in that range, holds in part where only the estimate does (or where one run gives no interval), and does not hold
+otherwise.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -13,13 +15,15 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from paperlib import analysis, checks, config, dirichlet, quantities, records, wording
+from paperlib import analysis, catalogue, checks, config, dirichlet, quantities, records, wording
 from paperlib.recipes import EVIDENTIAL
 
 LEVEL = 0.95
+UNBOUNDED = (-np.inf, np.inf)
 HOLDS, IN_PART, FAILS, UNTESTABLE = VERDICTS = ("holds", "holds in part", "does not hold", "not testable")
+IN_SHORT = {HOLDS: "hold", IN_PART: "in part", FAILS: "not"}
 FIELDS = {"id", "kind", "section", "where", "text", "datasets", "decided_by", "tests"}
-OPTIONAL = {"headline", "published", "printed", "measure", "settled", "because", "untestable", "rehearsed"}
+OPTIONAL = {"headline", "published", "printed", "measure", "settled", "because", "hangs_on", "untestable", "rehearsed"}
 
 
 # ------------------------------------------------------------------------------------------- what the paper says
@@ -76,12 +80,13 @@ def protocol(scale):
     for entry in quantities.published()["protocol"]:
         here = reduce(_member, entry["setting"].split("."), settings)
         here = list(here) if isinstance(here, tuple) else here
+        nothing = "none" if entry["published"] is None else "not at this scale"
         rows.append(
             {
                 "setting": entry["text"],
                 "where": entry["where"],
-                "published": str(entry["published"]),
-                "here": "not at this scale" if here is None else str(here),
+                "published": "none" if entry["published"] is None else str(entry["published"]),
+                "here": nothing if here is None else str(here),
                 "same": "yes" if here == entry["published"] else "no",
             }
         )
@@ -104,8 +109,26 @@ class Outcome:
     value: float
     low: float
     high: float
+    lower: float
+    upper: float
     verdict: str | None
     draws: np.ndarray
+
+    @property
+    def inside(self):
+        """How far the estimate lies within the range in which the paper is right; negative outside."""
+        return min(self.value - self.lower, self.upper - self.value)
+
+    @property
+    def clearly_outside(self):
+        """Whether the whole interval lies outside that range."""
+        return self.high < self.lower or self.low > self.upper
+
+    def __str__(self):
+        name = f" on {catalogue.title(self.dataset)}" if self.dataset else ""
+        claimed = wording.claimed(self.lower, self.upper)
+        number = wording.number(self.value, self.low, self.high)
+        return f"{self.quantity}{name}: {number}" + (f", claimed {claimed}" if claimed else "")
 
 
 def measured(evidence, measure, side=None):
@@ -198,16 +221,18 @@ RULES = {
 }
 
 
-def interval(draws, bounds=(-np.inf, np.inf)):
+def interval(draws, bounds=UNBOUNDED):
     """95 % interval: quantiles of the draws, moved so that their mean is the estimate, within the quantity's bounds.
 
     A drawn ECE, range, extreme or deviation over runs is biased, since a sample repeats inputs and runs; moving
-    them takes the bias out.
+    them takes the bias out. A number without draws is exact; one whose draws have no value has no interval.
     """
     value, rest = draws[0], draws[1:]
-    rest = rest[np.isfinite(rest)]
     if rest.size == 0:
         return value, value
+    rest = rest[np.isfinite(rest)]
+    if rest.size == 0:
+        return np.nan, np.nan
     edges = np.quantile(rest, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return tuple(float(edge) for edge in np.clip(edges + value - rest.mean(), *bounds))
 
@@ -218,7 +243,7 @@ def _bounds(test):
         return 0.0, np.inf
     plain = test["rule"] == "within" or isinstance(test.get("than"), int | float)
     kind = test.get("metric") if test["quantity"] == "score" else test["quantity"]
-    return (0.0, 1.0) if plain and kind in quantities.SHARES else (-np.inf, np.inf)
+    return quantities.BOUNDS.get(kind, UNBOUNDED) if plain else UNBOUNDED
 
 
 def verdict(value, low, high, lower, upper):
@@ -234,9 +259,8 @@ def try_test(evidence, test, dataset):
     if not np.isfinite(draws[0]):
         raise quantities.NotTestable(f"{wording.describe(test)} has no finite value on {dataset}")
     low, high = interval(draws, _bounds(test))
-    return Outcome(
-        dataset, wording.describe(test), float(draws[0]), low, high, verdict(draws[0], low, high, lower, upper), draws
-    )
+    judged = verdict(draws[0], low, high, lower, upper)
+    return Outcome(dataset, wording.describe(test), float(draws[0]), low, high, lower, upper, judged, draws)
 
 
 def expanded(test, sizes):
@@ -323,22 +347,24 @@ def _row(claim, outcomes, settings):
         "measured": shown.value if shown else np.nan,
         "low": shown.low if shown else np.nan,
         "high": shown.high if shown else np.nan,
+        "claimed": wording.claimed(shown.lower, shown.upper) if shown else "",
         "verdict": result,
         **{name: by_dataset.get(name, "") for name in settings.datasets},
+        "clear": "yes" if result == FAILS and _clearly(claim, outcomes) else "",
         "reason": reason,
     }
 
 
 def _decide(claim, outcomes):
     """Verdict of a claim, the reason in words, and the outcome to show."""
-    because = [claim["because"]] if "because" in claim else []
+    notes = [claim[key] for key in ("because", "hangs_on") if key in claim]
     if "untestable" in claim:
         return UNTESTABLE, claim["untestable"], None
     untested = {name: found for name, found in outcomes.items() if isinstance(found, str)}
     tested = {name: found for name, found in outcomes.items() if not isinstance(found, str)}
     if "settled" in claim:
         shown = next((outcome for found in tested.values() for outcome in found), None)
-        return claim["settled"], "; ".join(["settled without data", *because]), shown
+        return claim["settled"], "; ".join(["settled without data", *notes]), shown
     if not tested:
         missing = f"this scale does not have {', '.join(claim['datasets'])}"
         return UNTESTABLE, "; ".join(untested.values()) or missing, None
@@ -349,12 +375,30 @@ def _decide(claim, outcomes):
     result = everywhere.pop() if len(everywhere) == 1 else IN_PART
     if untested and result == HOLDS:
         result = IN_PART
-    worst = max(tested, key=lambda name: VERDICTS.index(verdicts[name]))
-    shown = max(tested[worst], key=lambda outcome: -1 if outcome.verdict is None else VERDICTS.index(outcome.verdict))
-    if tested[worst][0].verdict is None:
-        shown = tested[worst][0]
-    lines = [_line(name, verdicts[name], found) for name, found in tested.items()]
-    return result, "; ".join([*lines, *untested.values(), *because]), shown
+    deciding = _least_favourable(tested, verdicts)
+    shown = next((found[0] for found in tested.values() if found[0].verdict is None), deciding)
+    lines = [_line(name, found) for name, found in tested.items()]
+    if shown is not deciding:
+        lines.append(f"decided by {deciding}")
+    return result, "; ".join([*lines, *untested.values(), *notes]), shown
+
+
+def _least_favourable(tested, verdicts):
+    """Of the datasets with the worst verdict, the test with the worst; of that test, where it is furthest off."""
+    worst = max(verdicts.values(), key=VERDICTS.index)
+    judged = [o for name, found in tested.items() if verdicts[name] == worst for o in found if o.verdict]
+    first = max(judged, key=lambda outcome: VERDICTS.index(outcome.verdict))
+    alike = [o for o in judged if (o.quantity, o.verdict) == (first.quantity, first.verdict)]
+    return min(alike, key=lambda outcome: outcome.inside)
+
+
+def _clearly(claim, outcomes):
+    """Whether a claim fails beyond chance: on every dataset some test has its whole interval outside."""
+    return "settled" in claim or all(
+        any(outcome.clearly_outside for outcome in found if outcome.verdict)
+        for found in outcomes.values()
+        if not isinstance(found, str)
+    )
 
 
 def _by_dataset(claim, outcomes):
@@ -376,25 +420,25 @@ def _together(verdicts):
     return IN_PART if 2 * right_way >= len(verdicts) else FAILS
 
 
-def _line(dataset, result, found):
+def _line(dataset, found):
+    """How the tests of one dataset came out, in words."""
     tests = [outcome for outcome in found if outcome.verdict]
-    counts = [sum(outcome.verdict == kind for outcome in tests) for kind in VERDICTS[:3]]
-    name = f"{dataset}: " if dataset else ""
-    if len(tests) == 1:
-        return (
-            name
-            + {
-                HOLDS: "the whole interval agrees",
-                IN_PART: "the estimate agrees, its interval goes beyond",
-                FAILS: "the estimate disagrees",
-            }[result]
-        )
-    told = ", ".join(f"{count} {kind}" for count, kind in zip(counts, ("hold", "in part", "not"), strict=True) if count)
-    return f"{name}{len(tests)} tests, {told}"
+    name = f"{catalogue.title(dataset)}: " if dataset else ""
+    if len(tests) > 1:
+        counts = Counter(outcome.verdict for outcome in tests)
+        told = [f"{counts[verdict]} {word}" for verdict, word in IN_SHORT.items() if counts[verdict]]
+        return f"{name}{len(tests)} tests, {', '.join(told)}"
+    (test,) = tests
+    if test.verdict == HOLDS:
+        return f"{name}the whole interval agrees"
+    if test.verdict == FAILS:
+        return f"{name}the {'whole interval' if test.clearly_outside else 'estimate'} disagrees"
+    beyond = "one run has no interval" if np.isnan(test.low) else "its interval goes beyond"
+    return f"{name}the estimate agrees, {beyond}"
 
 
 def _across(tested):
-    """Whether the winner differs between datasets, in the data and in 95 % of the draws, for every test."""
+    """Whether the winner differs between datasets, in the data and in 97.5 % of the draws, for every test."""
     if len(tested) < 2:
         return UNTESTABLE, f"a comparison between datasets needs two, there is {', '.join(tested)}", None
     results, shown, lines = [], None, []
@@ -404,9 +448,32 @@ def _across(tested):
         low, high = np.quantile(winners[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         results.append(verdict(winners[0], low, high, 2, np.inf))
         quantity = f"different winners over {len(tested)} datasets, {outcomes[0].quantity}"
-        shown = shown or Outcome(", ".join(tested), quantity, winners[0], low, high, results[0], winners)
+        shown = shown or Outcome(", ".join(tested), quantity, winners[0], low, high, 1, np.inf, results[0], winners)
         lines.append(f"{outcomes[0].quantity}: {int(winners[0])} different winners over {len(tested)} datasets")
     return _together(results), "; ".join(lines), shown
+
+
+def told(frame):
+    """The verdicts for reading: a number with its interval in one cell, what it is and where, and why."""
+
+    def measured(row):
+        if pd.isna(row.measured):
+            return ""
+        names = ", ".join(catalogue.title(name) for name in row.dataset.split(", ")) if row.dataset else ""
+        return wording.number(row.measured, row.low, row.high) + (f" ({names})" if names else "")
+
+    return pd.DataFrame(
+        {
+            "claim": frame["claim"] + " (" + frame["where"] + ")",
+            "verdict": frame["verdict"].map("**{}**".format),
+            "rule": frame["rule"],
+            "published": frame["published"].map(lambda value: "" if pd.isna(value) else f"{value:.5g}"),
+            "here": frame.apply(measured, axis=1),
+            "what": frame["quantity"],
+            "claimed": frame["claimed"],
+            "why": frame["reason"],
+        }
+    )
 
 
 def summary(frame):
@@ -422,7 +489,10 @@ def summary(frame):
 
 
 def released(scale, needed=("ce", "digamma", "exponential")):
-    """Datasets of a scale of which all predictions of some runs are there, and of other splits; None: of every run."""
+    """Datasets of a scale whose split and predictions of the needed runs and of other splits are all there.
+
+    needed=None: the predictions of every run.
+    """
     settings = config.load(scale)
     return [
         dataset
@@ -437,25 +507,17 @@ def released(scale, needed=("ce", "digamma", "exponential")):
     ]
 
 
+SENSITIVITY = ["dataset", "choice", "value", "model", "metric", "measured", "low", "high"]
+
+
 def sensitivity(scale, dataset, draws=quantities.DRAWS, seed=0):
     """What B, r, the aggregation of the moments and the split change: one moved at a time, the others as configured."""
     evidence = quantities.Evidence(analysis.Study(config.load(scale), dataset), draws, seed)
     settings, size, rows = evidence.settings, evidence.size("last"), []
 
     def add(choice, value, model, metric, found):
-        low, high = interval(found, (0.0, 1.0))
-        rows.append(
-            {
-                "dataset": dataset,
-                "choice": choice,
-                "value": str(value),
-                "model": model,
-                "metric": metric,
-                "measured": found[0],
-                "low": low,
-                "high": high,
-            }
-        )
+        low, high = interval(found, quantities.BOUNDS[metric])
+        rows.append((dataset, choice, str(value), model, metric, found[0], low, high))
 
     for of in ("mom", "digamma", "exponential"):
         model = evidence.models(of, size, "first")[0]
@@ -479,4 +541,19 @@ def sensitivity(scale, dataset, draws=quantities.DRAWS, seed=0):
             for metric in ("accuracy", "ece", "aurc", "coverage", "retained_risk"):
                 found = quantities.METRICS[metric](model, other.weights, settings)
                 add(f"split seed, {moved.members} members", split_seed, "mom", metric, found)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=SENSITIVITY)
+
+
+def in_words(frame):
+    """The sensitivity for reading: names as in the other tables, a number with its interval in one cell."""
+    here = frame.apply(lambda row: f"{row.measured:.4f} [{row.low:.4f}, {row.high:.4f}]", axis=1, result_type="reduce")
+    return pd.DataFrame(
+        {
+            "dataset": frame["dataset"].map(catalogue.title),
+            "choice": frame["choice"],
+            "value": frame["value"],
+            "model": frame["model"].map(wording.WORDS),
+            "metric": frame["metric"].map(wording.WORDS),
+            "here": here,
+        }
+    )

@@ -1,6 +1,7 @@
 """What a network is fed: images augmented on the device, or features of a frozen trunk computed once (D22)."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,9 @@ def cached_features(dataset, index, network, image_size, view, show_progress=Tru
     computed = []
     with torch.inference_mode():
         chunks = torch.arange(len(images)).split(CHUNK)
-        for chunk in tqdm(chunks, f"features of {dataset.name} ({view})", disable=not show_progress, unit="chunk"):
+        # A terminal is drawn anew twice a second, a log gets a line a minute.
+        every = {"mininterval": 0.5 if sys.stderr.isatty() else 60, "disable": not show_progress, "unit": "chunk"}
+        for chunk in tqdm(chunks, f"features of {dataset.name} ({view})", **every):
             features = trunk(images.view_batch(chunk, view))
             computed.append(features.permute(0, 2, 3, 1).to(torch.float16).numpy())
     with records.replacing(path) as temporary:

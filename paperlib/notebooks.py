@@ -3,7 +3,9 @@
 A page needs no network and no script: formulas become MathML, figures are inside, one small style sheet.
 """
 
+import base64
 import html
+import io
 import os
 import re
 from pathlib import Path
@@ -13,11 +15,14 @@ import latex2mathml.converter
 import nbformat
 import papermill
 from nbconvert import HTMLExporter
+from PIL import Image
 
-from paperlib import paths, records
+from paperlib import catalogue, paths, records
 from paperlib.errors import UserError
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
+READING = re.compile(r"\b(D\d\d)\b")
+DECISIONS = "../../../docs/decisions.md"
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 CODE_CELL = re.compile(r'(<div class="input">.*?</pre></div>\s*</div>\s*</div>\s*</div>)', re.DOTALL)
 
@@ -65,20 +70,36 @@ def run(name, scale, dataset):
             f"what it got to is in {partial.relative_to(paths.root())}"
         ) from None
     with records.replacing(target) as temporary:
-        _write_without_timings(executed, temporary)  # not what is at partial: a second run may write there as well
+        nbformat.write(_tidied(executed, name, dataset), temporary)  # not partial: a second run may write there as well
     write_page(target)
     return target
 
 
-def _write_without_timings(notebook, target):
-    """Write an executed notebook less what differs from run to run, so that equal results are equal files."""
+def _tidied(notebook, name, dataset):
+    """An executed notebook less what differs from run to run, its dataset in the title, its figures small and named."""
     notebook.metadata.pop("papermill", None)
     notebook.metadata.get("language_info", {}).pop("version", None)
+    if dataset != catalogue.ALL:
+        title, *rest = notebook.cells[0].source.split("\n", 1)
+        notebook.cells[0].source = "\n".join([f"{title} ({catalogue.title(dataset)})", *rest])
+    figures = iter([item.title for item in catalogue.ITEMS if (item.notebook, item.kind) == (name, "figure")])
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
-    nbformat.write(notebook, target)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _with_palette(output.data["image/png"])
+                output.metadata["image/png"] = {"alt": f"{next(figures, name)}, {catalogue.title(dataset)}"}
+    return notebook
+
+
+def _with_palette(encoded):
+    """A figure in 256 colours: no difference to the eye, a quarter of the bytes."""
+    picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+    small = io.BytesIO()
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
 
 
 def write_page(executed):
@@ -87,7 +108,7 @@ def write_page(executed):
     notebook.cells = [cell for cell in notebook.cells if "parameters" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = formulas_to_mathml(cell.source)
+            cell.source = formulas_to_mathml(READING.sub(f"[\\1]({DECISIONS})", cell.source))
         for output in cell.get("outputs", []):
             if "text/markdown" in output.get("data", {}):
                 output.data["text/markdown"] = formulas_to_mathml(output.data["text/markdown"])

@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 import yaml
+from scipy.special import polygamma
 
 from paperlib import analysis, dirichlet, paths, records
 
-DRAWS = 300
+DRAWS = 1000
 PLACES = {"first": 0, "second": 1, "last": -1}  # of the ensemble sizes of a scale
 EXTREME = 0.95  # the paper's "top 5 % confidence region"
 MIDDLE = (0.3, 0.8)  # "mid-range" confidence: up to the paper's threshold of high confidence
@@ -153,7 +154,7 @@ class Evidence:
 
 def _single(log_probs):
     probs = np.exp(log_probs)
-    return probs, (probs * (1 - probs)).sum(axis=1), None  # D01
+    return probs, analysis.shared_concentration_variance(probs), None
 
 
 def fitted(fit):
@@ -388,9 +389,9 @@ def relative_range(evidence, metric, among):
     return np.ptp(values, axis=0) / values.mean(axis=0)
 
 
-def gain(evidence, of, metric):
-    """Smallest ensemble's value less the largest ensemble's."""
-    return score(evidence, of, metric, "first") - score(evidence, of, metric, "last")
+def change(evidence, of, metric):
+    """Largest ensemble's value less the smallest ensemble's."""
+    return score(evidence, of, metric, "last") - score(evidence, of, metric, "first")
 
 
 def setbacks(evidence, of, metric):
@@ -465,11 +466,15 @@ def ece_over_bins(evidence, of, bins):
 
 
 def history(evidence, of, column, at):
-    """A column of the training history at the first or the last epoch, or its largest value; mean over runs."""
+    """A column of the training history at the first or the last epoch, or its largest value; mean over runs.
+
+    One run says nothing of others: its draws are NaN, and so is its interval.
+    """
     values = np.array([prediction.history[column].to_numpy() for prediction in evidence.predictions(of)])
     found = {"first": values[:, 0], "last": values[:, -1], "max": values.max(axis=1)}[at]
-    drawn = evidence.counts(of, len(found))
-    return drawn @ found / len(found)
+    if len(found) == 1:
+        return np.append(found, np.full(evidence.draws, np.nan))
+    return evidence.counts(of, len(found)) @ found / len(found)
 
 
 def epochs_to(evidence, of, share=0.98):
@@ -541,12 +546,11 @@ def table_risk(_, of):
     return (count - round(columns["retained-accuracy"] * count)) / count
 
 
-def largest_kl_weight(_, classes, alpha0):
-    """Largest constant KL weight at which a uniform mean with this alpha_0 costs no more loss than alpha = 1."""
-    saved = (1 - 1 / classes) * (1 / (classes + 1) - 1 / (alpha0 + 1))
-    alpha = np.full((1, classes), alpha0 / classes)
-    divergence = -float(dirichlet.differential_entropy(alpha)[0]) - math.lgamma(classes)
-    return saved / divergence
+def balancing_kl_weight(_, classes, alpha0):
+    """Constant KL weight at which, at a uniform mean, the loss no longer falls as alpha_0 grows beyond this one."""
+    fall = (1 - 1 / classes) / (alpha0 + 1) ** 2
+    rise = (alpha0 / classes - 1) * polygamma(1, alpha0 / classes) - (alpha0 - classes) * polygamma(1, alpha0)
+    return fall / rise
 
 
 QUANTITIES = {
@@ -557,7 +561,7 @@ QUANTITIES = {
         band,
         pooled_error,
         relative_range,
-        gain,
+        change,
         setbacks,
         winner,
         score_spread,
@@ -575,19 +579,19 @@ QUANTITIES = {
         mean_gap,
         dataset_fact,
         table_risk,
-        largest_kl_weight,
+        balancing_kl_weight,
     )
 }
 
 
-# Quantities and metrics that lie between 0 and 1, and so do their intervals.
-SHARES = set(METRICS) - {
-    "nll",
-    "retained_nll",
-    "underconfidence",
-    "abstention_gain",
-    "accuracy_over_chance",
-    "confidence_over_uniform",
-    "alpha0_mean",
-    "log10_alpha0",
-} | {"pooled_error", "single_coverage", "converged_share"}
+# Between which a metric or quantity can lie, and so can its interval; the others are not bounded.
+BOUNDS = (
+    dict.fromkeys(METRICS, (0.0, 1.0))
+    | dict.fromkeys(
+        ("nll", "retained_nll", "accuracy_over_chance", "confidence_over_uniform", "alpha0_mean"), (0.0, np.inf)
+    )
+    | dict.fromkeys(("pooled_error", "single_coverage", "converged_share", "score_spread", "agreed_range"), (0.0, 1.0))
+    | dict.fromkeys(("stability", "band", "relative_range", "setbacks", "sample_spread", "risk_spread"), (0.0, np.inf))
+    | dict.fromkeys(("underconfidence", "abstention_gain", "disagreement_rank"), (-1.0, 1.0))
+    | {"log10_alpha0": (-np.inf, np.inf), "ece_over_bins": (1.0, np.inf), "variance_ratio": (0.0, np.inf)}
+)

@@ -171,7 +171,8 @@ def _text(cell, digits):
 def _fixed(value, digits):
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    text = f"{value:.{digits}f}"
+    before = len(str(int(abs(value))))
+    text = f"{value:.{max(digits + 1 - before, 0)}f}"  # digits before the point leave fewer to show after it
     if value and (abs(value) >= LARGEST_FIXED or abs(value) < 10 ** (1 - digits)):  # fewer than two digits would show
         return f"{value:.2e}"
     return text if float(text) else f"{0:.{digits}f}"  # never "-0.00"

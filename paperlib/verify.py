@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paperlib import records, runs
+from paperlib import paths, records, runs
 
 # Other hardware or versions round otherwise, and training carries that on. How far it comes was measured
 # (docs/results.md): beyond these it is another model.
@@ -28,19 +28,23 @@ class Comparison:
 
     @property
     def good(self):
-        if self.same_machine:
+        if self.same_machine or not self.same_data:
             return self.identical
         return self.distance <= MEAN_DISTANCE and self.accuracy_gap <= ACCURACY_GAP
 
     def __str__(self):
         if self.identical:
             return f"{self.job}: identical to what is stored"
-        machine = "the same hardware and versions" if self.same_machine else "other hardware or versions"
-        data = "" if self.same_data else "; the images are not those it was trained on"
+        if not self.same_data:
+            return (
+                f"{self.job}: CANNOT BE COMPARED: the images are not those it was trained on, so neither are the "
+                "test inputs; docs/datasets.md says what was used"
+            )
+        machine = "hardware and versions of the same names" if self.same_machine else "other hardware or versions"
         return (
             f"{self.job}: {'agrees with' if self.good else 'DIFFERS FROM'} what is stored ({machine}): mean distance "
             f"{self.distance:.3f} (at most {MEAN_DISTANCE}), accuracy differs by {self.accuracy_gap:.3f} "
-            f"(at most {ACCURACY_GAP}){data}"
+            f"(at most {ACCURACY_GAP})"
         )
 
 
@@ -55,7 +59,7 @@ def choose(scale, names, models, seed):
             if records.job_path(scale.scale, job).exists()
         ]
         if not there:
-            raise records.RecordError(f"{records.paths.results(scale.scale)} holds no prediction of {dataset}")
+            raise records.RecordError(f"{paths.results(scale.scale)} holds no prediction of {dataset}")
         picked = np.random.default_rng(seed).choice(len(there), min(models, len(there)), replace=False)
         chosen += [there[number] for number in sorted(picked)]
     return chosen
@@ -78,17 +82,22 @@ def compare(scale, job, path):
     """The stored prediction of a job against one trained anew."""
     stored, anew = records.job_path(scale.scale, job), Path(path)
     released, trained = (records.read_prediction(file, job.digest) for file in (stored, anew))
-    labels = records.read_split(records.split_path(scale.scale, job.inputs.dataset, job.run)).labels["test"]
-    probs = [each.test.probs for each in (released, trained)]
-    accuracies = [(each.argmax(axis=1) == labels).mean() for each in probs]
     before, after = released.provenance, trained.provenance
+    same_data = before.get("data") == after.get("data")
+    distance = accuracy_gap = np.nan
+    if same_data:
+        labels = records.read_split(records.split_path(scale.scale, job.inputs.dataset, job.run)).labels["test"]
+        probs = [each.test.probs for each in (released, trained)]
+        accuracies = [(each.argmax(axis=1) == labels).mean() for each in probs]
+        distance = 0.5 * np.abs(probs[0] - probs[1]).sum(axis=1).mean()
+        accuracy_gap = abs(accuracies[0] - accuracies[1])
     return Comparison(
         job,
         identical=_bits(stored) == _bits(anew),
         same_machine=all(before.get(key) == after.get(key) for key in SAME_MACHINE),
-        same_data=before.get("data") == after.get("data"),
-        distance=0.5 * np.abs(probs[0] - probs[1]).sum(axis=1).mean(),
-        accuracy_gap=abs(accuracies[0] - accuracies[1]),
+        same_data=same_data,
+        distance=distance,
+        accuracy_gap=accuracy_gap,
     )
 
 

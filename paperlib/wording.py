@@ -1,5 +1,7 @@
 """The tests of claims in words, for tables that are read without the code."""
 
+import math
+
 from paperlib.recipes import EVIDENTIAL, RECIPES
 
 # How the tables call what would not be understood by its name in the code.
@@ -31,11 +33,11 @@ WORDS = {
     "kept_of_right": "share of the right that is kept",
     "kept_of_wrong": "share of the wrong that is kept",
     "band": "width of the reliability band",
-    "score_spread": "deviation over members of the true class's score",
-    "sample_spread": "deviation over members of the true class's score",
+    "score_spread": "standard deviation over members of the true class's score",
+    "sample_spread": "standard deviation over members of the true class's score",
     "agreed_range": "range of the score where all members agree",
     "single_coverage": "coverage of single models",
-    "risk_spread": "deviation of the risk over single models",
+    "risk_spread": "standard deviation of the risk over single models",
     "ece_over_bins": "largest over smallest ECE",
     "epochs_to": "epochs to 98 % of the best accuracy",
     "variance_ratio": "variance of the Dirichlet over that of the members",
@@ -44,15 +46,28 @@ WORDS = {
     "variance_decades": "decades of total variance",
     "mean_gap": "largest difference to the plain mean",
     "table_risk": "retained risk of the published table",
-    "largest_kl_weight": "largest KL weight",
+    "balancing_kl_weight": "KL weight that balances the squared error at a uniform mean",
+    "history": "in training",
     "val_accuracy": "validation accuracy",
-    "dataset_fact": "number of images",
+    "samples": "number of images",
+    "classes": "number of classes",
+    "test": "number of test images",
+    "accuracy": "accuracy",
+    "coverage": "coverage",
+    "coverage_at_risk": "coverage at risk r",
+    "retained_accuracy": "retained accuracy",
+    "retained_risk": "retained risk",
+    "underconfidence": "accuracy less mean confidence",
+    "right_confidence": "mean confidence of the right",
+    "top_share": "share above confidence 0.95",
+    "middle_share": "share with confidence 0.3 to 0.8",
+    "relative_range": "range relative to the mean",
 }
 
 # Quantities that are something of a metric.
 OF_A_METRIC = {
-    "stability": "deviation over runs of {}",
-    "gain": "{}, smallest less largest ensemble",
+    "stability": "standard deviation over runs of {}",
+    "change": "{}, largest less smallest ensemble",
     "setbacks": "setbacks of {} as the ensemble grows",
     "winner": "best recipe by {}",
 }
@@ -65,7 +80,8 @@ NOTES = {
     ("size", "average"): "mean over M",
     ("groups", "all"): "disjoint ensembles",
     "size": "M = {}",
-    "quantile": "{} quantile",
+    ("quantile", "0.5"): "median over inputs",
+    "quantile": "{} quantile over inputs",
     "coverage": "at coverage {}",
     "classes": "{} classes",
     "alpha0": "α₀ = {}",
@@ -74,10 +90,12 @@ NOTES = {
     "which": "{} sample",
 }
 
+PLACES = {1: "", 2: "second ", 3: "third ", 4: "fourth ", 5: "fifth "}
+
 
 def describe(test):
     """What the contrast of a test is, in words."""
-    of, metric = _words(test.get("of")), _words(test.get("metric", test["quantity"]))
+    of, metric = _words(test.get("of")), _words(test.get("metric") or test.get("fact") or test["quantity"])
     metric = OF_A_METRIC.get(test["quantity"], "{}").format(metric)
     extra = [
         _words({key: test[key]}) for key in ("size", "groups", "column", "at", "quantile", "coverage") if key in test
@@ -86,7 +104,7 @@ def describe(test):
     rule = test["rule"]
     if rule in ("lowest", "highest"):
         place = test.get("place", 1)
-        rank = rule if place == 1 else f"no. {place} {rule}"
+        rank = f"{PLACES[place]}{rule}"
         return f"{metric}{where}: {of} − {rank} of the others"
     if rule in ("similar", "differ"):
         return f"{metric}{where}: range over {of}"
@@ -95,6 +113,24 @@ def describe(test):
     if rule == "falling":
         return f"{metric}: {of}, largest step from one size to the next"
     return f"{metric}{where}: {of}" if of else f"{metric}{where}"
+
+
+def claimed(lower, upper):
+    """The range in which the paper is right, in signs: of a limit that is open by one float, the limit."""
+    lower, upper = (round(limit, 12) + 0.0 for limit in (lower, upper))
+    if math.isinf(lower) and math.isinf(upper):
+        return ""
+    if math.isinf(lower):
+        return f"< {upper:g}"
+    if math.isinf(upper):
+        return f"> {lower:g}"
+    return f"{lower:g} to {upper:g}" if lower < upper else f"{lower:g}"
+
+
+def number(value, low, high):
+    """A number with its interval, where it has one."""
+    interval = "" if low == high or math.isnan(low) else f" [{low:.3g}, {high:.3g}]"
+    return f"{value:.3g}{interval}"
 
 
 def _words(side):

@@ -60,6 +60,7 @@ rule index:
         lambda w: [f"results/{w.scale}/.built/{notebook}-{dataset}" for notebook, dataset in wanted(w.scale)],
         "paperlib/index.html.j2",
         "paperlib/index.md.j2",
+        "paperlib/showcase.py",
     output:
         "results/{scale}/notebooks/index.html",
         "results/{scale}/notebooks/index.md",

@@ -29,15 +29,49 @@ def released(home):
     tables.write(analysis.readable(orderings), beside / "exp2_orderings", "c", "l")
     estimators = analysis.estimator_comparison(study, 4)
     tables.write(analysis.readable(estimators), beside / "exp2_estimators", "c", "l")
+    single = analysis.summary(analysis.single_run_metrics(study)).droplevel("run").rename_axis("Model")
+    tables.write(analysis.readable(tables.plus_minus_columns(single)), beside / "exp1_metrics", "c", "l")
     return frame
+
+
+def test_the_answer_counts_what_the_table_says(released):
+    text = showcase.answer("cpu")
+    counts = released["verdict"].value_counts()
+    judged = len(released) - counts[claims.UNTESTABLE]
+    without_data = released["rule"].str.startswith(("Mathematics", "Arithmetic", "A fact")) & (
+        released["dataset"] == ""
+    )
+    without_data &= released["verdict"] != claims.UNTESTABLE
+    assert f"Of {len(released)} numbers and claims of the paper, {judged} can be judged here" in text
+    assert f"{judged - without_data.sum()} on data and {without_data.sum()} without" in text
+    assert f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not" in text
+
+
+def test_the_answer_compares_the_ensemble_with_what_one_would_use_instead(released):
+    rows = dict(line.strip("| ").split(" | ") for line in showcase.answer("cpu").splitlines() if line.startswith("| "))
+    study = analysis.Study(config.load("cpu"), "dermamnist")
+    labels, fit = study.labels["test"], study.fit("mom", "test", 4)
+    right = fit.mean.argmax(axis=1) == labels
+    single = analysis.single_run_metrics(study).groupby("title")[["ece", "aurc"]].mean()
+    recipes = single.drop(index=["Cross-entropy", "Cross-entropy, temperature scaled"])
+    wanted = {
+        "**AURC**: MoM ensemble": f"{selective.aurc(fit.total_variance, right):.3f}",
+        "AURC: the same ensemble by plain confidence": f"{selective.aurc(1 - fit.mean.max(axis=1), right):.3f}",
+        "AURC: best evidential recipe": f"{recipes.aurc.min():.3f} ({recipes.aurc.idxmin()})",
+        "ECE: one cross-entropy model": f"{single.ece['Cross-entropy']:.3f}",
+        "ECE: the same, temperature scaled": f"{single.ece['Cross-entropy, temperature scaled']:.3f}",
+    }
+    for name, value in wanted.items():
+        assert rows[name].replace("**", "") == value
+    for metric, best in (("Accuracy", max), ("NLL", min), ("ECE", min), ("AURC", min)):
+        cells = [cell for name, cell in rows.items() if metric in name]
+        numbers = [float(cell.replace("**", "").split(" (")[0]) for cell in cells]
+        assert all(number == best(numbers) for cell, number in zip(cells, numbers, strict=True) if "**" in cell)
+        assert any("**" in cell for cell in cells)
 
 
 def test_the_verdict_says_what_the_table_says(released):
     text = showcase.verdict("cpu")
-    counts = released["verdict"].value_counts()
-    judged = len(released) - counts[claims.UNTESTABLE]
-    assert f"Of {len(released)} numbers and claims of the paper, {judged} can be judged on DermaMNIST" in text
-    assert f"{counts[claims.HOLDS]} hold, {counts[claims.IN_PART]} hold in part, {counts[claims.FAILS]} do not" in text
     headlines = [claim for claim in claims.load() if claim.get("headline")]
     assert len(headlines) == 15
     for claim in headlines:
