@@ -60,9 +60,9 @@ class Study:
         """Predictions of the six evidential recipes: run -> list over seeds."""
         return {run: self.predictions(run) for run in EVIDENTIAL}
 
-    def fit(self, estimator, part, size, aggregate=None):
-        """The Dirichlets that mom, fixed_point or mle fits to the first `size` members."""
-        log_probs = self.members[part][:size]
+    def fit(self, estimator, part, size, aggregate=None, start=0):
+        """The Dirichlets that mom, fixed_point or mle fits to `size` members from number `start` on."""
+        log_probs = self.members[part][start : start + size]
         if estimator == "mom":
             return dirichlet.fit_moments(np.exp(log_probs), aggregate or self.settings.aggregate)
         if estimator == "fixed_point":

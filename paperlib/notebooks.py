@@ -108,10 +108,10 @@ def write_page(executed):
     notebook.cells = [cell for cell in notebook.cells if "parameters" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = formulas_to_mathml(READING.sub(f"[\\1]({DECISIONS})", cell.source))
+            cell.source = _for_a_page(cell.source)
         for output in cell.get("outputs", []):
             if "text/markdown" in output.get("data", {}):
-                output.data["text/markdown"] = formulas_to_mathml(output.data["text/markdown"])
+                output.data["text/markdown"] = _for_a_page(output.data["text/markdown"])
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     body, _ = exporter.from_notebook_node(notebook)
     body = CODE_CELL.sub(r'<details class="code"><summary>Code</summary>\1</details>', body)
@@ -122,6 +122,11 @@ def write_page(executed):
     with records.replacing(page) as temporary:
         temporary.write_text(_template("page.html.j2").render(title=title, body=body))
     return page
+
+
+def _for_a_page(text):
+    """Markdown with readings linked to where they are explained, and formulas that need no script."""
+    return formulas_to_mathml(READING.sub(f"[\\1]({DECISIONS})", text))
 
 
 def formulas_to_mathml(text):

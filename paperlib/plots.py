@@ -215,10 +215,7 @@ def plot_metric_by_size(ax, frame, metric):
 
 
 def plot_history(ax, histories, column, log=False, label=None, chance=None):
-    """A column of each run's history (dict: run -> frame with an epoch column) over the epochs.
-
-    Log: a logarithmic axis; "signed" for one that goes on below zero, linear between -1 and 1.
-    """
+    """A column of each run's history (dict: run -> frame with an epoch column) over the epochs."""
     for order, (run, frame) in enumerate(histories.items()):
         look = line_style(order)
         if len(frame) > 1:
@@ -227,7 +224,7 @@ def plot_history(ax, histories, column, log=False, label=None, chance=None):
     if chance is not None:
         ax.axhline(chance, color=QUIET, linestyle=":", linewidth=0.9, label="Chance")
     if log:
-        ax.set_yscale("symlog" if log == "signed" else "log")
+        ax.set_yscale("log")
     ax.set(xlabel="Epoch", ylabel=label or METRIC_LABELS.get(column, column))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()

@@ -3,7 +3,6 @@
 Draws are of the inputs and, where there are several runs, of the runs; row 0 is the data themselves.
 """
 
-import copy
 import math
 import zlib
 from collections.abc import Callable
@@ -114,10 +113,7 @@ class Evidence:
         key = estimator, part, size, group
         if key not in self._fits:
             self.predictions("ce")
-            study = copy.copy(self.study)
-            start = group * size
-            study.members = {name: array[start : start + size] for name, array in self.study.members.items()}
-            self._fits[key] = study.fit(estimator, part, size)
+            self._fits[key] = self.study.fit(estimator, part, size, start=group * size)
         return self._fits[key]
 
     def size(self, place):
