@@ -78,19 +78,26 @@ def protocol(scale):
     """The settings that the paper prints beside those of a scale."""
     settings, rows = config.load(scale), []
     for entry in quantities.published()["protocol"]:
-        here = reduce(_member, entry["setting"].split("."), settings)
+        here, published = reduce(_member, entry["setting"].split("."), settings), entry["published"]
         here = list(here) if isinstance(here, tuple) else here
-        nothing = "none" if entry["published"] is None else "not at this scale"
+        missing = here is None and published is not None
         rows.append(
             {
                 "setting": entry["text"],
                 "where": entry["where"],
-                "published": "none" if entry["published"] is None else str(entry["published"]),
-                "here": nothing if here is None else str(here),
-                "same": "yes" if here == entry["published"] else "no",
+                "published": _shown(published),
+                "here": "not at this scale" if missing else _shown(here),
+                "same": "yes" if here == published else "no",
             }
         )
     return pd.DataFrame(rows)
+
+
+def _shown(value):
+    words = {None: "none", True: "yes", False: "no"}
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _member(node, name):

@@ -129,8 +129,9 @@ def claimed(lower, upper):
 
 def number(value, low, high):
     """A number with its interval, where it has one."""
+    whole = float(value).is_integer() and abs(value) < 1e6
     interval = "" if low == high or math.isnan(low) else f" [{low:.3g}, {high:.3g}]"
-    return f"{value:.3g}{interval}"
+    return (f"{value:.0f}" if whole else f"{value:.4g}") + interval
 
 
 def _words(side):

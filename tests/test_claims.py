@@ -636,6 +636,19 @@ def test_sensitivity_moves_one_choice_at_a_time(released):
     assert by_risk == sorted(by_risk)
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ((0.56389, 0.4833, 0.6511), "0.5639 [0.483, 0.651]"),
+        ((10015.0, 10015.0, 10015.0), "10015"),
+        ((0.0813, np.nan, np.nan), "0.0813"),
+        ((1e7, 1e7, 1e7), "1e+07"),
+    ],
+)
+def test_a_number_is_told_with_its_interval(number, told):
+    assert wording.number(*number) == told
+
+
 def test_every_quantity_and_metric_has_words():
     named = {*quantities.METRICS, *quantities.QUANTITIES, *analysis.ESTIMATORS, *EVIDENTIAL} - {"score", "dataset_fact"}
     assert named - {"ensemble", "mle"} <= {*wording.WORDS, *wording.OF_A_METRIC}
