@@ -1,7 +1,7 @@
 """What a scale costs, counted against the jobs themselves; timed on a small scale."""
 
 import pytest
-from conftest import change_config
+from conftest import REPOSITORY, change_config
 
 from paperlib import config, plan, records, runs
 from paperlib.__main__ import main
@@ -85,3 +85,10 @@ def test_a_network_with_a_frozen_trunk_is_timed_on_features(home, one_thread):
     scale = config.load("cpu")
     rate = plan._images_a_second(scale.job("aptos", "digamma", 0), runs.settings_for(scale.hardware))
     assert 20 < rate < 1e5
+
+
+def test_the_documents_say_how_many_models_the_paper_asks_for():
+    scale = config.load("paper")
+    models = sum(len(scale.jobs(dataset, run)) for dataset in scale.datasets for run in scale.runs(dataset))
+    for page in ("README.md", "docs/cluster.md"):
+        assert f"{models} models, their steps and disk" in (REPOSITORY / page).read_text()
