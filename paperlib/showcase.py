@@ -184,7 +184,7 @@ def figures(scale):
     dataset = "dermamnist" if "dermamnist" in names else next(iter(names))
     captions = {figure: caption.format(name=names[dataset]) for figure, caption in FIGURES.items()}
     return "\n\n".join(
-        f"![{caption}](figures/{scale}/{dataset}/{figure}.png)\n*{caption}*" for figure, caption in captions.items()
+        f"![{caption}](figures/{scale}/{dataset}/{figure}.png)\n\n*{caption}*" for figure, caption in captions.items()
     )
 
 
