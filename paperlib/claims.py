@@ -376,7 +376,7 @@ def _decide(claim, outcomes):
         missing = f"this scale does not have {', '.join(claim['datasets'])}"
         return UNTESTABLE, "; ".join(untested.values()) or missing, None
     if any(test["rule"] == "varies" for test in claim["tests"]):
-        return _across(tested)
+        return _across(tested, list(untested.values()), notes)
     verdicts = _by_dataset(claim, tested)
     everywhere = set(verdicts.values())
     result = everywhere.pop() if len(everywhere) == 1 else IN_PART
@@ -394,15 +394,19 @@ def _least_favourable(tested, verdicts):
     """Of the datasets with the worst verdict, the test with the worst; of that test, where it is furthest off."""
     worst = max(verdicts.values(), key=VERDICTS.index)
     judged = [o for name, found in tested.items() if verdicts[name] == worst for o in found if o.verdict]
-    first = max(judged, key=lambda outcome: VERDICTS.index(outcome.verdict))
-    alike = [o for o in judged if (o.quantity, o.verdict) == (first.quantity, first.verdict)]
+
+    def rank(outcome):
+        return VERDICTS.index(outcome.verdict), outcome.clearly_outside
+
+    first = max(judged, key=rank)
+    alike = [outcome for outcome in judged if (outcome.quantity, rank(outcome)) == (first.quantity, rank(first))]
     return min(alike, key=lambda outcome: outcome.inside)
 
 
 def _clearly(claim, outcomes):
-    """Whether a claim fails beyond chance: on every dataset some test has its whole interval outside."""
+    """Whether a claim fails beyond chance: on every dataset most tests have their whole interval outside."""
     return "settled" in claim or all(
-        any(outcome.clearly_outside for outcome in found if outcome.verdict)
+        np.mean([outcome.clearly_outside for outcome in found if outcome.verdict]) > 0.5
         for found in outcomes.values()
         if not isinstance(found, str)
     )
@@ -444,7 +448,7 @@ def _line(dataset, found):
     return f"{name}the estimate agrees, {beyond}"
 
 
-def _across(tested):
+def _across(tested, untested, notes):
     """Whether the winner differs between datasets, in the data and in 97.5 % of the draws, for every test."""
     if len(tested) < 2:
         return UNTESTABLE, f"a comparison between datasets needs two, there is {', '.join(tested)}", None
@@ -457,7 +461,8 @@ def _across(tested):
         quantity = f"different winners over {len(tested)} datasets, {outcomes[0].quantity}"
         shown = shown or Outcome(", ".join(tested), quantity, winners[0], low, high, 1, np.inf, results[0], winners)
         lines.append(f"{outcomes[0].quantity}: {int(winners[0])} different winners over {len(tested)} datasets")
-    return _together(results), "; ".join(lines), shown
+    result = _together(results)
+    return IN_PART if untested and result == HOLDS else result, "; ".join([*lines, *untested, *notes]), shown
 
 
 def told(frame):

@@ -79,9 +79,10 @@ def _tidied(notebook, name, dataset):
     """An executed notebook less what differs from run to run, its dataset in the title, its figures small and named."""
     notebook.metadata.pop("papermill", None)
     notebook.metadata.get("language_info", {}).pop("version", None)
-    if dataset != catalogue.ALL:
-        title, *rest = notebook.cells[0].source.split("\n", 1)
-        notebook.cells[0].source = "\n".join([f"{title} ({catalogue.title(dataset)})", *rest])
+    heading, *rest = notebook.cells[0].source.split("\n", 1)
+    about = "" if dataset == catalogue.ALL else f" ({catalogue.title(dataset)})"
+    if not heading.endswith(about):
+        notebook.cells[0].source = "\n".join([heading + about, *rest])
     figures = iter([item.title for item in catalogue.ITEMS if (item.notebook, item.kind) == (name, "figure")])
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
@@ -96,9 +97,12 @@ def _tidied(notebook, name, dataset):
 
 def _with_palette(encoded):
     """A figure in 256 colours: no difference to the eye, a quarter of the bytes."""
-    picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
-    small = io.BytesIO()
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    picture, small = Image.open(io.BytesIO(base64.b64decode(encoded))), io.BytesIO()
+    if picture.mode == "P":
+        return encoded
+    picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        small, "PNG", optimize=True
+    )
     return base64.b64encode(small.getvalue()).decode()
 
 

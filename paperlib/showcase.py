@@ -23,7 +23,7 @@ WHAT_VERDICTS_MEAN = (
     "On each dataset that a claim is about: ● holds, the whole 95 % interval of every test lies where the paper says; "
     "◐ holds in part, the estimate does, or at least half of the tests; ○ does not hold. A claim holds where it holds "
     "on all of its datasets, and in part where they differ; it fails beyond chance where on every dataset the whole "
-    "interval of some test disagrees. The last column has the least favourable test, where it is "
+    "interval of most tests disagrees. The last column has the least favourable test, where it is "
     "furthest off, with its 95 % interval and the range in which the paper would be right. The rules were written "
     "before the results were looked at; those mended afterwards are in the [changelog](CHANGELOG.md), under Errata."
 )

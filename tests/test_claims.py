@@ -430,7 +430,8 @@ def test_a_number_says_what_decides_it():
     [
         ({"x": [0.2]}, True),
         ({"x": [0.05]}, False),
-        ({"x": [0.2, 0.05]}, True),
+        ({"x": [0.2, 0.05]}, False),
+        ({"x": [0.2, 0.2, 0.05]}, True),
         ({"x": [0.2], "y": [0.05]}, False),
         ({"x": [0.2], "y": "not released"}, True),
     ],
