@@ -9,7 +9,7 @@ import numpy as np
 from paperlib import config, paths, records, runs
 
 # Other hardware or versions round otherwise, and training carries that on. How far it comes was measured
-# (docs/results.md): beyond these it is another model. Collapse runs start from random weights and keep their accuracy only.
+# (docs/results.md): beyond these it is another model. Collapse runs, from random weights, keep their accuracy only.
 MEAN_DISTANCE = 0.03
 ACCURACY_GAP = 0.02
 SAME_MACHINE = ("hardware", "versions", "weights", "threads")

@@ -295,3 +295,26 @@ def test_what_is_said_in_readme_and_docs_is_what_the_tables_say():
         text = (ROOT / file).read_text()
         for name, content in blocks.items():
             assert showcase.insert(text, name, content, file) == text, (file, name)
+
+
+@in_the_release
+def test_the_examples_of_the_documents_run(tmp_path, monkeypatch):
+    from paperlib import ensembles, policy
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    examples = [
+        code
+        for page in ("data.md", "own-ensemble.md")
+        for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+        if "results/cpu" in code
+    ]
+    assert len(examples) == 2
+    for code in examples:
+        exec(code, {})
+    kept = {}
+    for order in ("total_variance", "least_confidence"):
+        fitted = policy.fit(ensembles.read("predictions.npz"), risk=0.1, delta=0.1, order=order)
+        decisions = policy.apply(fitted.policy, ensembles.read("predictions.npz"))
+        kept[order] = decisions.kept[-1002:].mean()
+    assert 1.4 < kept["least_confidence"] / kept["total_variance"] < 1.6  # "half as much again"
