@@ -89,6 +89,11 @@ class Study:
             {part: fit.total_variance for part, fit in fits.items()},
         )
 
+    def confidence_forecast(self, size):
+        """The plain ensemble, its inputs ordered by the confidence of its mean: what needs no Dirichlet."""
+        probs = {part: self.mean_of("ensemble", part, size) for part in records.PARTS}
+        return Forecast(probs, {part: 1 - mean.max(axis=1) for part, mean in probs.items()})
+
     def evidential_forecast(self, run, seed=0):
         """The same of one evidential run (D23: the first seed)."""
         prediction = self.evidential[run][seed]
@@ -423,15 +428,15 @@ def shared_concentration_variance(probs):
 
 
 def selection_over_runs(study):
-    """What each evidential recipe keeps, over all its runs, with mean and standard deviation; and the ensemble's."""
-    paper = ("digamma", "exponential", "mom")  # first, as in the paper's table
+    """What is kept: mean and standard deviation over the runs of each recipe; the ensemble by MoM and by confidence."""
+    first, largest = ("digamma", "exponential", "mom", "ensemble"), max(study.scale.ensemble["sizes"])
     forecasts = {
         run: [study.evidential_forecast(run, seed) for seed in range(len(found))]
         for run, found in study.evidential.items()
     }
-    forecasts["mom"] = [study.forecast("mom", max(study.scale.ensemble["sizes"]))]
+    forecasts |= {"mom": [study.forecast("mom", largest)], "ensemble": [study.confidence_forecast(largest)]}
     rows = []
-    for run in (*paper, *(name for name in EVIDENTIAL if name not in paper)):
+    for run in (*first, *(name for name in EVIDENTIAL if name not in first)):
         for forecast in forecasts[run]:
             selection = select(forecast, study.labels, study.settings)
             retained = selection.table_row()

@@ -29,6 +29,8 @@ def released(home):
     tables.write(analysis.readable(orderings), beside / "exp2_orderings", "c", "l")
     estimators = analysis.estimator_comparison(study, 4)
     tables.write(analysis.readable(estimators), beside / "exp2_estimators", "c", "l")
+    over_runs = analysis.selection_over_runs(study).rename(index={"ensemble": "Plain ensemble"}).rename_axis("Model")
+    tables.write(analysis.readable(tables.plus_minus_columns(over_runs)), beside / "exp3_runs", "c", "l")
     single = analysis.summary(analysis.single_run_metrics(study)).droplevel("run").rename_axis("Model")
     tables.write(analysis.readable(tables.plus_minus_columns(single)), beside / "exp1_metrics", "c", "l")
     return frame
@@ -81,6 +83,10 @@ def test_the_verdict_says_what_the_table_says(released):
         assert f"| **{verdict.verdict}** | {mark} |" in row
     cell = released.set_index("id").loc["exp3.table.coverage.mom"]
     assert f"{cell.published:.4f} → {cell.measured:.4f}" in text
+    study = analysis.Study(config.load("cpu"), "dermamnist")
+    plain = analysis.select(study.confidence_forecast(4), study.labels, study.settings)
+    last = text.splitlines()[-1].strip("| ").split(" | ")
+    assert last[:2] == ["same ensemble, by plain confidence", "the same"] and last[4] == f"{plain.coverage:.4f}"
 
 
 def test_every_block_has_its_place_and_is_written_once(released, home):
