@@ -59,9 +59,14 @@ def documents(scale):
     """{file: {block: text}} as the tables of a scale have it; nothing where nothing is released."""
     if scale != RELEASED or not _released(scale):
         return {}
+    cost = costs(scale)
     return {
-        "README.md": {"answer": answer(scale), "verdict": verdict(scale), "figures": figures(scale)},
-        "docs/results.md": {"trained": trained(scale), "deviations": deviations(scale), "orderings": orderings(scale)},
+        "README.md": {"answer": answer(scale, cost), "verdict": verdict(scale), "figures": figures(scale)},
+        "docs/results.md": {
+            "trained": tables.to_markdown(cost, digits=1),
+            "deviations": deviations(scale),
+            "orderings": orderings(scale),
+        },
         "docs/datasets.md": {"parts": parts(scale)},
     }
 
@@ -87,9 +92,9 @@ def _table(scale, name, dataset="all"):
 # ------------------------------------------------------------------------------------------- README
 
 
-def answer(scale):
+def answer(scale, cost):
     """How many claims hold and what it cost to find out; and what the ensemble's Dirichlet buys, by dataset."""
-    frame, cost = _table(scale, "claims"), costs(scale)
+    frame = _table(scale, "claims")
     counts = Counter(frame["verdict"])
     judged = frame[frame["verdict"] != claims.UNTESTABLE]
     measured = judged[list(_released(scale))].notna().any(axis=1) | judged["dataset"].notna()
@@ -226,11 +231,6 @@ def costs(scale):
             }
         )
     return pd.DataFrame(rows)
-
-
-def trained(scale):
-    """What was trained and what it cost."""
-    return tables.to_markdown(costs(scale), digits=1)
 
 
 def deviations(scale):

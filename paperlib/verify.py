@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paperlib import config, paths, records, runs
+from paperlib import paths, records, runs
 
 # Other hardware or versions round otherwise, and training carries that on. How far it comes was measured
-# (docs/results.md): beyond these it is another model. Collapse runs, from random weights, keep their accuracy only.
+# (docs/results.md): beyond these it is another model.
 MEAN_DISTANCE = 0.03
 ACCURACY_GAP = 0.02
 SAME_MACHINE = ("hardware", "versions", "weights", "threads")
@@ -27,15 +27,10 @@ class Comparison:
     accuracy_gap: float
 
     @property
-    def farthest(self):
-        """The largest mean distance that still agrees, on another machine."""
-        return np.inf if self.job.run.startswith(config.COLLAPSE) else MEAN_DISTANCE
-
-    @property
     def good(self):
         if self.same_machine or not self.same_data:
             return self.identical
-        return self.distance <= self.farthest and self.accuracy_gap <= ACCURACY_GAP
+        return self.distance <= MEAN_DISTANCE and self.accuracy_gap <= ACCURACY_GAP
 
     def __str__(self):
         if self.identical:
@@ -46,10 +41,10 @@ class Comparison:
                 "test inputs; docs/datasets.md says what was used"
             )
         machine = "hardware and versions of the same names" if self.same_machine else "other hardware or versions"
-        asked = f"at most {self.farthest}" if np.isfinite(self.farthest) else "not asked of a collapse run"
         return (
             f"{self.job}: {'agrees with' if self.good else 'DIFFERS FROM'} what is stored ({machine}): mean distance "
-            f"{self.distance:.3f} ({asked}), accuracy differs by {self.accuracy_gap:.3f} (at most {ACCURACY_GAP})"
+            f"{self.distance:.3f} (at most {MEAN_DISTANCE}), accuracy differs by {self.accuracy_gap:.3f} "
+            f"(at most {ACCURACY_GAP})"
         )
 
 

@@ -45,7 +45,7 @@ TABLE = {
     },
     "runs": {"numpy", "torch", "datasets", "inputs", "networks", "paths", "records", "splits", "training"},
     "weights": {"pandas", "paths", "records", "runs"},
-    "verify": {"numpy", "config", "paths", "records", "runs"},
+    "verify": {"numpy", "paths", "records", "runs"},
     "plan": {"numpy", "pandas", "torch", "config", "datasets", "inputs", "networks", "records", "recipes", "training"},
     # from predictions to figures, tables and pages
     "analysis": {"numpy", "pandas", "sklearn", "records", "catalogue", "config", "recipes", *MATHS},

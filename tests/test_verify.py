@@ -85,12 +85,3 @@ def test_other_images_cannot_be_compared(trained):
     rewrite(path, change)
     other = verify.compare(trained, job, anew)
     assert not other.good and "CANNOT BE COMPARED: the images are not those it was trained on" in str(other)
-
-
-def test_of_a_collapse_run_on_other_hardware_only_accuracy_is_asked(trained):
-    said = {"identical": False, "same_machine": False, "same_data": True, "distance": 0.2, "accuracy_gap": 0.001}
-    run = trained.job("digits", f"{config.COLLAPSE}annealed", 0)
-    far = verify.Comparison(run, **said)
-    assert far.good and "0.200 (not asked of a collapse run)" in str(far)
-    assert not verify.Comparison(run, **said | {"accuracy_gap": 0.03}).good
-    assert not verify.Comparison(trained.job("digits", "ce", 0), **said).good
