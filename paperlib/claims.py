@@ -558,7 +558,8 @@ def sensitivity(scale, dataset, draws=quantities.DRAWS, seed=0):
 
 def in_words(frame):
     """The sensitivity for reading: names as in the other tables, a number with its interval in one cell."""
-    here = frame.apply(lambda row: f"{row.measured:.4f} [{row.low:.4f}, {row.high:.4f}]", axis=1, result_type="reduce")
+    numbers = zip(frame["measured"], frame["low"], frame["high"], strict=True)
+    here = ["nothing is kept" if np.isnan(number[0]) else wording.number(*number) for number in numbers]
     return pd.DataFrame(
         {
             "dataset": frame["dataset"].map(catalogue.title),

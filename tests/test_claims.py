@@ -650,6 +650,15 @@ def test_a_number_is_told_with_its_interval(number, told):
     assert wording.number(*number) == told
 
 
+def test_sensitivity_in_words():
+    name = "aptos", "risk r", "0.1", "mom"
+    rows = [(*name, "coverage", 0.5, 0.4, 0.6), (*name, "retained_risk", np.nan, np.nan, np.nan)]
+    told = claims.in_words(pd.DataFrame(rows, columns=claims.SENSITIVITY))
+    assert told["here"].tolist() == ["0.5 [0.4, 0.6]", "nothing is kept"]
+    assert told.loc[0, ["dataset", "model", "metric"]].tolist() == ["APTOS 2019", "MoM", "coverage"]
+    assert claims.in_words(pd.DataFrame(columns=claims.SENSITIVITY)).empty
+
+
 def test_every_quantity_and_metric_has_words():
     named = {*quantities.METRICS, *quantities.QUANTITIES, *analysis.ESTIMATORS, *EVIDENTIAL} - {"score", "dataset_fact"}
     assert named - {"ensemble", "mle"} <= {*wording.WORDS, *wording.OF_A_METRIC}
